@@ -1,0 +1,298 @@
+//! Deliveries in: a window that opens slowly, batches of what is waiting, and the right to settle each once.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use futures_util::{FutureExt, StreamExt};
+use lapin::message::Delivery;
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
+};
+use lapin::types::{DeliveryTag, FieldTable};
+use lapin::{Acker, Channel, Connection, Consumer};
+use tokio::sync::Mutex;
+
+use super::answer;
+use super::headers::Original;
+use crate::message::{Message, Undecodable, decode};
+
+/// The bounds of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Messages of a batch.
+    pub messages: usize,
+    /// Bytes of a body.
+    pub body: usize,
+}
+
+/// The most lines of one transaction. Beyond a few thousand rows a statement gains nothing more, and the work that a
+/// failure throws away grows. One order may have as many by itself.
+const MAX_LINES: usize = 10_000;
+
+/// How much the window grows with each settled batch.
+const GROWTH: u16 = 4;
+
+/// The most originals that may wait for a copy before the window is not opened anew for others. Bounds the memory.
+const MAX_HELD: usize = 10_000;
+
+/// A delivery: what it means to us, and everything that it takes to settle it.
+#[derive(Debug)]
+pub struct Received {
+    /// What it means.
+    pub content: Result<Message, Undecodable>,
+    /// How it came.
+    pub parcel: Parcel,
+}
+
+/// A delivery as it came, and the right to settle it.
+#[derive(Debug)]
+pub struct Parcel {
+    /// Retries behind it.
+    pub retries: u32,
+    /// Properties, headers and address.
+    pub original: Original,
+    /// The bytes as they came.
+    pub body: Vec<u8>,
+    /// The right to settle it.
+    pub(super) receipt: Receipt,
+}
+
+/// The right to settle one delivery, once, on the channel that it came by.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Receipt {
+    tag: DeliveryTag,
+    acker: Acker,
+}
+
+/// One worker's consumer, on a channel of its own.
+#[derive(Debug)]
+pub struct Subscription {
+    channel: Channel,
+    consumer: Consumer,
+    queue: String,
+    window: u16,
+    prefetch: u16,
+    /// How many originals were held when the window was opened; they are no part of it.
+    held: usize,
+    limits: Limits,
+    /// Taken from an earlier consumer of this channel, or one too many for the last batch.
+    waiting: VecDeque<Received>,
+    unsettled: Arc<Unsettled>,
+}
+
+impl Subscription {
+    /// Subscribes with a window of one message.
+    ///
+    /// A message that kills the process, or its connection, takes all that is in the window with it, and each such
+    /// return counts towards the broker's delivery limit. So the window grows only with what has been settled, and the
+    /// culprit comes to stand alone before its neighbours' counts are worth mentioning.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn open(connection: &Connection, queue: &str, prefetch: u16, limits: Limits) -> anyhow::Result<Self> {
+        let channel = answer(connection.create_channel()).await?;
+        let consumer = subscribe(&channel, queue, 1).await?;
+        Ok(Self {
+            channel,
+            consumer,
+            queue: queue.to_owned(),
+            window: 1,
+            prefetch,
+            held: 0,
+            limits,
+            waiting: VecDeque::new(),
+            unsettled: Arc::default(),
+        })
+    }
+
+    /// Waits for a message and takes what else is here by then, never waiting for more.
+    ///
+    /// Cancel safe: a message is taken only when the batch is returned.
+    ///
+    /// # Errors
+    /// The subscription has ended, whoever ended it and whether or not with an error.
+    pub async fn next_batch(&mut self) -> anyhow::Result<Vec<Received>> {
+        if self.waiting.is_empty() {
+            let delivery = self.consumer.next().await;
+            self.take(delivery).await?;
+        }
+        let mut batch = Vec::new();
+        let mut lines = 0;
+        loop {
+            while batch.len() < self.limits.messages {
+                let Some(next) = self.waiting.front() else { break };
+                lines += next.content.as_ref().map_or(0, |message| message.event.lines());
+                if lines > MAX_LINES && !batch.is_empty() {
+                    return Ok(batch);
+                }
+                batch.extend(self.waiting.pop_front());
+            }
+            if batch.len() == self.limits.messages {
+                return Ok(batch);
+            }
+            match self.consumer.next().now_or_never() {
+                Some(delivery) => self.take(delivery).await?,
+                None => return Ok(batch),
+            }
+        }
+    }
+
+    async fn take(&mut self, delivery: Option<lapin::Result<Delivery>>) -> anyhow::Result<()> {
+        let delivery = match delivery {
+            Some(Ok(delivery)) => delivery,
+            Some(Err(error)) => return Err(anyhow!(error).context("the subscription ended")),
+            None => return Err(anyhow!("the broker cancelled the subscription")),
+        };
+        // Left over from a connection that is gone: it will come again.
+        if delivery.acker.usable() {
+            self.unsettled.0.lock().await.insert(delivery.delivery_tag);
+            self.waiting.push_back(Received::new(delivery, self.limits.body));
+        }
+        Ok(())
+    }
+
+    /// Whether what it delivered can still be settled.
+    pub fn is_alive(&self) -> bool {
+        self.channel.status().connected()
+    }
+
+    /// Whether the window is as wide as it gets.
+    pub fn is_wide(&self) -> bool {
+        self.window == self.prefetch
+    }
+
+    /// Widens the window after a batch was settled, or opens a new one when messages that cannot be settled yet have
+    /// used it up. `held` is how many those are.
+    ///
+    /// By a new consumer on the channel: the broker does not widen that of a running one.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn widen(&mut self, held: usize) -> anyhow::Result<()> {
+        self.held = self.held.min(held);
+        let used_up = held - self.held >= usize::from(self.window).div_ceil(2) && held < MAX_HELD;
+        if self.is_wide() && !used_up {
+            return Ok(());
+        }
+        self.held = held;
+        self.unsubscribe().await?;
+        self.window = self.window.saturating_mul(GROWTH).min(self.prefetch);
+        self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
+        Ok(())
+    }
+
+    /// Ends the consumer and keeps what it had delivered by then.
+    async fn unsubscribe(&mut self) -> anyhow::Result<()> {
+        answer(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default())).await?;
+        while let Some(Some(delivery)) = self.consumer.next().now_or_never() {
+            self.take(Some(delivery)).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the queue is empty, and nothing of it is on its way here. Ends the consumer to be sure, and opens it
+    /// again when the queue is not.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn is_drained(&mut self) -> anyhow::Result<bool> {
+        if self.ready_messages().await? > 0 {
+            return Ok(false);
+        }
+        self.unsubscribe().await?;
+        if self.waiting.is_empty() && self.ready_messages().await? == 0 {
+            return Ok(true);
+        }
+        self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
+        Ok(false)
+    }
+
+    async fn ready_messages(&self) -> anyhow::Result<u32> {
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let queue =
+            answer(self.channel.queue_declare(self.queue.as_str().into(), passive, FieldTable::default())).await?;
+        Ok(queue.message_count())
+    }
+
+    /// The record of what this channel has delivered and nobody has settled.
+    pub(super) fn unsettled(&self) -> Arc<Unsettled> {
+        self.unsettled.clone()
+    }
+
+    /// Ends the consumer and gives everything back that is not settled.
+    ///
+    /// By nack, which RabbitMQ 4.3 does not count towards the delivery limit; before that every return counts.
+    ///
+    /// # Errors
+    /// The broker's; closing the connection gives everything back as well.
+    pub async fn give_back(mut self) -> anyhow::Result<()> {
+        self.unsubscribe().await?;
+        let all = BasicNackOptions { multiple: true, requeue: true };
+        if !self.unsettled.0.lock().await.is_empty() {
+            answer(self.channel.basic_nack(0, all)).await?; // tag 0: all of the channel
+        }
+        answer(self.channel.close(200, "stopped".into())).await?;
+        Ok(())
+    }
+}
+
+async fn subscribe(channel: &Channel, queue: &str, window: u16) -> anyhow::Result<Consumer> {
+    answer(channel.basic_qos(window, BasicQosOptions::default())).await?;
+    let consume = channel.basic_consume(queue.into(), "".into(), BasicConsumeOptions::default(), FieldTable::default());
+    answer(consume).await.with_context(|| format!("cannot consume queue {queue}"))
+}
+
+impl Received {
+    fn new(delivery: Delivery, max_body: usize) -> Self {
+        let original = Original {
+            exchange: delivery.exchange,
+            routing_key: delivery.routing_key,
+            properties: delivery.properties,
+        };
+        let content = decode(&delivery.data, original.content_encoding(), max_body);
+        let retries = original.retries().unwrap_or_else(|kind| {
+            tracing::warn!(message_id = ?original.message_id(), kind, "retry-count is no integer, taken as 0");
+            0
+        });
+        let receipt = Receipt { tag: delivery.delivery_tag, acker: delivery.acker };
+        Self { content, parcel: Parcel { retries, original, body: delivery.data, receipt } }
+    }
+}
+
+/// The delivery tags of one channel that nobody has settled yet: what tells how far one acknowledgement may reach.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled(Mutex<BTreeSet<DeliveryTag>>);
+
+impl Unsettled {
+    /// Acknowledges: everything below the first unsettled delivery by one frame, for the broker pays for each, and
+    /// the rest one by one. Tells how many acknowledgements could not be sent; their messages will come again.
+    pub(super) async fn acknowledge(&self, mut receipts: Vec<Receipt>) -> usize {
+        receipts.sort_unstable_by_key(|receipt| receipt.tag);
+        // Held while the frames are written: a frame that reaches further must not overtake one of a single delivery.
+        let mut unsettled = self.0.lock().await;
+        for receipt in &receipts {
+            unsettled.remove(&receipt.tag);
+        }
+        let first = unsettled.first().copied().unwrap_or(DeliveryTag::MAX);
+        let below = receipts.partition_point(|receipt| receipt.tag < first);
+        let mut lost = 0;
+        if let Some(last) = below.checked_sub(1) {
+            if !acknowledge(&receipts[last], true).await {
+                lost += below;
+            }
+        }
+        for receipt in &receipts[below..] {
+            if !acknowledge(receipt, false).await {
+                lost += 1;
+            }
+        }
+        lost
+    }
+}
+
+/// Whether the acknowledgement went out. lapin answers `false`, not an error, when the channel is gone.
+async fn acknowledge(receipt: &Receipt, multiple: bool) -> bool {
+    receipt.acker.ack(BasicAckOptions { multiple }).await.unwrap_or(false)
+}

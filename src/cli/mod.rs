@@ -1,0 +1,128 @@
+//! The commands: one file each, and what they share.
+
+mod consume;
+mod purge;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+
+use crate::db::Database;
+use crate::settings::{Invalid, Settings};
+use crate::telemetry;
+
+/// Only `consume` waits for servers that are not there.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Reserves the goods of every placed order in PostgreSQL, exactly once in effect, from a RabbitMQ queue that delivers
+/// at least once.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    arg_required_else_help = true,
+    after_help = "Settings: config/default.toml lists them all; \
+    `stock-service config` prints those in effect. DATABASE_URL and AMQP_URL are read from the environment."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// A TOML file with settings that override the defaults
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// One setting, over all other sources, e.g. --set consume.workers=4; may be repeated
+    #[arg(long, global = true, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Consume(consume::Args),
+    Purge(purge::Args),
+    /// Bring the database's schema up to date
+    #[command(after_help = "Example:\n  DATABASE_URL=postgres://stock:secret@db/stock stock-service migrate")]
+    Migrate,
+    /// Print the settings in effect as TOML, secrets masked
+    #[command(after_help = "Example:\n  STOCK__CONSUME__WORKERS=4 stock-service config")]
+    Config,
+}
+
+impl Cli {
+    /// Runs the command; an error is printed as one chain on standard error.
+    pub fn run(self) -> ExitCode {
+        match self.try_run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("stock-service: {error:#}");
+                ExitCode::from(if error.is::<Invalid>() { 2 } else { 1 })
+            }
+        }
+    }
+
+    fn try_run(self) -> anyhow::Result<()> {
+        let settings = Settings::load(self.config.as_deref(), environment(), &self.set)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        telemetry::init(settings.log_format)?;
+        let result = runtime.block_on(async {
+            match self.command {
+                Command::Consume(args) => consume::run(args, settings).await,
+                Command::Purge(args) => purge::run(args, settings).await,
+                Command::Migrate => migrate(&settings).await,
+                Command::Config => {
+                    print!("{}", settings.to_toml());
+                    Ok(())
+                }
+            }
+        });
+        // Whatever still runs, a lookup of a name for instance, is not waited for.
+        runtime.shutdown_background();
+        result
+    }
+}
+
+/// The environment, less what is no Unicode: no setting of ours is.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+}
+
+fn key_value(text: &str) -> Result<(String, String), &'static str> {
+    let (key, value) = text.split_once('=').ok_or("must be KEY=VALUE")?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+async fn migrate(settings: &Settings) -> anyhow::Result<()> {
+    let database = Database::new(&settings.database, 2);
+    reach_database(&database, settings).await?;
+    let migrated = database.migrate().await.context("cannot migrate")?;
+    match migrated.applied {
+        0 => println!("the schema is up to date"),
+        applied => println!("{applied} migrations applied"),
+    }
+    Ok(())
+}
+
+/// Makes sure that the database answers, and says where it was looked for when it does not.
+async fn reach_database(database: &Database, settings: &Settings) -> anyhow::Result<()> {
+    let answer = async { database.begin().await?.rollback().await };
+    let place = settings.database.url.place();
+    match tokio::time::timeout(PATIENCE, answer).await {
+        Ok(answer) => answer.with_context(|| format!("cannot reach the database at {place}")),
+        Err(_) => anyhow::bail!("the database at {place} does not answer within {PATIENCE:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,343 @@
+//! The database: its pool, its schema, the transaction that everything runs in, and the one table that tells
+//! whose fault an error is.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use sqlx::migrate::Migrator;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres};
+
+use crate::message::{Failure, Interruption, Stop, Suspicion};
+use crate::settings::DatabaseSettings;
+
+/// How long a connection from the pool is waited for. Short, so that an outage is noticed, and its end too; the
+/// pool is large enough that nobody waits in ordinary times.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pool, and how a transaction on it begins. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Database {
+    pool: PgPool,
+    begin: std::sync::Arc<str>,
+    transaction_timeout: Duration,
+}
+
+impl Database {
+    /// Sets up the pool; nothing is connected yet.
+    pub fn new(settings: &DatabaseSettings, connections: u32) -> Self {
+        let options = settings.url.options().clone().application_name("stock-service");
+        let pool = PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            // A ping before each use costs a round trip a batch; a dead connection is met as an interruption,
+            // which costs no attempt.
+            .test_before_acquire(false)
+            .connect_lazy_with(options);
+        // Everything that a transaction relies on is set by the transaction itself: a pooling proxy may give it any
+        // session, and the server's defaults are somebody else's.
+        let milliseconds = settings.timeout.as_millis();
+        let begin = format!(
+            "begin isolation level read committed; \
+             set local synchronous_commit = on; \
+             set local statement_timeout = {milliseconds}; \
+             set local lock_timeout = {milliseconds}; \
+             set local idle_in_transaction_session_timeout = {milliseconds}"
+        );
+        // Every statement may take the timeout, but a transaction of a handful that takes several of them is
+        // talking to a server that does not answer any more.
+        Self { pool, begin: begin.into(), transaction_timeout: settings.timeout * 2 }
+    }
+
+    /// Begins a transaction: READ COMMITTED, durable, with bounded waits.
+    ///
+    /// # Errors
+    /// Whatever keeps the pool from giving a connection, or the server from beginning.
+    pub async fn begin(&self) -> sqlx::Result<Transaction> {
+        // Owned by the transaction before the first statement: a `begin` that is given up on must not bring its
+        // connection back to the pool.
+        let mut transaction = Transaction { connection: self.pool.acquire().await?, ended: false };
+        sqlx::raw_sql(AssertSqlSafe(self.begin.clone())).execute(transaction.connection()).await?;
+        Ok(transaction)
+    }
+
+    /// The longest that a transaction may take, seen from here, where a silent network is noticed too.
+    pub fn transaction_timeout(&self) -> Duration {
+        self.transaction_timeout
+    }
+
+    /// Closes all connections.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// Brings the schema up to date. Several at once are safe: one works, the others wait.
+    ///
+    /// # Errors
+    /// The migrator's, with the migration that failed; nothing of it is kept then.
+    pub async fn migrate(&self) -> anyhow::Result<Migrated> {
+        let mut migrator = sqlx::migrate!();
+        migrator
+            // The lock of sqlx's migrator belongs to a session, which a pooling proxy does not give.
+            .set_locking(false)
+            // The release before the newest one must still start beside it.
+            .set_ignore_missing(true);
+        /// Any number, the same in every release.
+        const LOCK: i64 = 0x5700_c5e7;
+
+        if self.pending(&migrator).await? == 0 {
+            return Ok(Migrated { applied: 0 });
+        }
+        let mut transaction = self.pool.begin().await?;
+        sqlx::raw_sql("set local lock_timeout = '1min'").execute(&mut *transaction).await?;
+        sqlx::query("select pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *transaction).await?;
+        let pending = self.pending(&migrator).await?;
+        migrator.run(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok(Migrated { applied: pending })
+    }
+
+    /// How many migrations have not been applied yet.
+    async fn pending(&self, migrator: &Migrator) -> anyhow::Result<usize> {
+        let mut transaction = self.begin().await?;
+        let exists: bool = sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null")
+            .fetch_one(transaction.connection())
+            .await?;
+        let applied: Vec<(i64, Vec<u8>)> = if exists {
+            sqlx::query_as("select version, checksum from _sqlx_migrations where success")
+                .fetch_all(transaction.connection())
+                .await?
+        } else {
+            Vec::new()
+        };
+        transaction.rollback().await?;
+        Ok(migrator.iter().filter(|m| !applied.iter().any(|(v, sum)| *v == m.version && **sum == *m.checksum)).count())
+    }
+}
+
+/// What a migration did.
+#[derive(Debug)]
+pub struct Migrated {
+    /// Migrations applied; 0 when the schema was up to date.
+    pub applied: usize,
+}
+
+/// A transaction that ends by [`commit`](Self::commit) or [`rollback`](Self::rollback), or takes its connection
+/// with it: one that is dropped in the middle, however that came, never reaches the pool again. (sqlx would queue a
+/// rollback and hand it out, open transaction included.)
+#[derive(Debug)]
+#[must_use]
+pub struct Transaction {
+    connection: PoolConnection<Postgres>,
+    ended: bool,
+}
+
+impl Transaction {
+    /// The connection, to work with.
+    pub fn connection(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
+    /// Commits, if the transaction is still whole.
+    ///
+    /// PostgreSQL answers the `commit` of an aborted transaction with a rollback and no error. So it is sealed
+    /// first: `savepoint` fails in an aborted transaction and outside of one, and `set constraints` brings forward
+    /// what is deferred to the commit. One round trip for the three; none of them runs after one that failed.
+    ///
+    /// # Errors
+    /// 25P02 or 25P01 when the seal found the transaction broken; a deferred constraint's own error; or the
+    /// connection's, and then nobody knows whether the commit took place.
+    pub async fn commit(mut self) -> sqlx::Result<()> {
+        sqlx::raw_sql("savepoint seal; set constraints all immediate; commit").execute(self.connection()).await?;
+        self.ended = true;
+        Ok(())
+    }
+
+    /// Rolls back and gives the connection back to the pool.
+    ///
+    /// # Errors
+    /// The connection's; it is closed then, which rolls back as well.
+    pub async fn rollback(mut self) -> sqlx::Result<()> {
+        sqlx::raw_sql("rollback").execute(self.connection()).await?;
+        self.ended = true;
+        Ok(())
+    }
+}
+
+impl Drop for Transaction {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Where the database is: a URL whose password never shows.
+#[derive(Clone)]
+pub struct DatabaseUrl {
+    options: PgConnectOptions,
+    url: url::Url,
+}
+
+impl DatabaseUrl {
+    /// What to connect with.
+    pub fn options(&self) -> &PgConnectOptions {
+        &self.options
+    }
+
+    /// Host and port, for errors and logs.
+    pub fn place(&self) -> String {
+        format!("{}:{}", self.options.get_host(), self.options.get_port())
+    }
+}
+
+impl FromStr for DatabaseUrl {
+    type Err = &'static str; // never quotes what it read: a part of it may be the password
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const RULE: &str = "must be a URL such as postgres://user:password@host:5432/database, with special characters \
+                            of user and password percent-encoded";
+        let url = url::Url::parse(text).map_err(|_| RULE)?;
+        if !matches!(url.scheme(), "postgres" | "postgresql") || url.fragment().is_some() {
+            return Err(RULE);
+        }
+        let options = PgConnectOptions::from_str(text).map_err(|_| RULE)?;
+        Ok(Self { options, url })
+    }
+}
+
+impl std::fmt::Display for DatabaseUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        crate::settings::mask(&self.url, f)
+    }
+}
+
+impl std::fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+/// Whose fault is it? The one place that decides, by SQLSTATE and by the kind of error, never by text.
+impl From<sqlx::Error> for Stop {
+    fn from(error: sqlx::Error) -> Self {
+        use sqlx::Error as E;
+
+        let service = |suspicion| Self::Service(Interruption { cause: anyhow!("{error}"), suspicion });
+        let state = match &error {
+            E::Database(database) => match database.code() {
+                Some(code) => code.into_owned(),
+                None => return service(Suspicion::None),
+            },
+            // The connection broke: the network, the server, or the event itself did it.
+            E::Io(_) | E::Protocol(_) | E::WorkerCrashed => return service(Suspicion::BrokenConnection),
+            E::Configuration(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::BeginFailed => {
+                return service(Suspicion::None);
+            }
+            // The rest is about this statement's values and rows.
+            _ => return Self::Event(Failure::Retryable(anyhow!("{error}"))),
+        };
+        match blame(&state) {
+            Blame::Event { permanent: true } => Self::Event(Failure::Permanent(anyhow!(describe(&error)))),
+            Blame::Event { permanent: false } => Self::Event(Failure::Retryable(anyhow!(describe(&error)))),
+            Blame::Contention { timed_out } => Self::Contention { cause: anyhow!(describe(&error)), timed_out },
+            Blame::Service { broke_connection: true } => service(Suspicion::BrokenConnection),
+            Blame::Service { broke_connection: false } => service(Suspicion::None),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Blame {
+    Event { permanent: bool },
+    Contention { timed_out: bool },
+    Service { broke_connection: bool },
+}
+
+/// The table of SQLSTATEs; <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+fn blame(state: &str) -> Blame {
+    match state {
+        // A row that this one refers to may still arrive.
+        "23503" => Blame::Event { permanent: false },
+        // Serialization failure, deadlock; and a cached statement that does not fit the session it met, which a
+        // fresh connection cures.
+        "40001" | "40P01" | "0A000" | "26000" | "42P05" => Blame::Contention { timed_out: false },
+        // Lock not available, query canceled.
+        "55P03" | "57014" => Blame::Contention { timed_out: true },
+        // An administrator or a crash ended the session; it may have been this event that crashed it.
+        "57P01" | "57P02" => Blame::Service { broke_connection: true },
+        // Read-only, idle in transaction for too long; no database, no schema, no table, no column, no right.
+        "25006" | "25P03" | "3D000" | "3F000" | "42P01" | "42703" | "42501" => {
+            Blame::Service { broke_connection: false }
+        }
+        _ => match state.get(..2) {
+            // Data exceptions and broken constraints: the same again will be refused again.
+            Some("22" | "23") => Blame::Event { permanent: true },
+            // The connection itself.
+            Some("08") => Blame::Service { broke_connection: true },
+            // No login, no resources, operator's intervention, system error, internal error.
+            Some("28" | "53" | "58" | "XX") => Blame::Service { broke_connection: false },
+            _ if state.starts_with("57P") => Blame::Service { broke_connection: false },
+            _ => Blame::Event { permanent: false },
+        },
+    }
+}
+
+/// An error of the database without its text, which may quote rows: state, constraint, table.
+fn describe(error: &sqlx::Error) -> String {
+    let Some(database) = error.as_database_error() else { return error.to_string() };
+    let mut text = format!("SQLSTATE {}", database.code().unwrap_or_default());
+    if let Some(constraint) = database.constraint() {
+        text.push_str(&format!(", constraint {constraint}"));
+    }
+    if let Some(table) = database.table() {
+        text.push_str(&format!(", table {table}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sqlstate_has_one_culprit() {
+        for (states, expected) in [
+            ("22003 22P02 23502 23505 23514 23P01", Blame::Event { permanent: true }),
+            ("23503 25P01 25P02 P0001 42601 21000 0L000", Blame::Event { permanent: false }),
+            ("40001 40P01 0A000 26000 42P05", Blame::Contention { timed_out: false }),
+            ("55P03 57014", Blame::Contention { timed_out: true }),
+            ("57P01 57P02 08006 08P01", Blame::Service { broke_connection: true }),
+            (
+                "57P03 57P04 57P05 28P01 28000 53300 53100 53200 58030 XX000 XX001 25006 25P03 3D000 3F000 42P01 42703 42501",
+                Blame::Service { broke_connection: false },
+            ),
+        ] {
+            for state in states.split(' ') {
+                assert_eq!(blame(state), expected, "{state}");
+            }
+        }
+    }
+
+    #[test]
+    fn errors_of_this_side_are_sorted_by_their_kind() {
+        for error in [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::WorkerCrashed] {
+            assert!(matches!(Stop::from(error), Stop::Service(_)));
+        }
+        assert!(matches!(Stop::from(sqlx::Error::Io(std::io::Error::other("x"))), Stop::Service(_)));
+        assert!(matches!(Stop::from(sqlx::Error::RowNotFound), Stop::Event(Failure::Retryable(_))));
+    }
+
+    #[test]
+    fn a_url_never_shows_its_password() {
+        let url: DatabaseUrl = "postgres://stock:p%40ss@db:5433/stock?sslmode=disable".parse().unwrap();
+        assert_eq!(url.place(), "db:5433");
+        assert!(!format!("{url} {url:?}").contains("ss@"), "{url}");
+        for text in ["", "mysql://h/d", "postgres://stock:p@ss:w/rd#%?é@db/stock", "db:5432"] {
+            let error = text.parse::<DatabaseUrl>().unwrap_err();
+            assert!(!error.contains("rd"), "{error}");
+        }
+    }
+}

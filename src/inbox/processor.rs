@@ -1,0 +1,172 @@
+//! One transaction for many events: claim, dispatch, seal, commit; and halves of it when one of them fails.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::anyhow;
+use futures_util::FutureExt;
+use sqlx::PgConnection;
+
+use super::guard::{Claim, Fresh, claim};
+use crate::db::Database;
+use crate::message::{Failure, Interruption, Message, Outcome, Stop, Suspicion};
+
+/// What happens on each event. The one seam between the guarantee and the business.
+pub trait Dispatch: Send + Sync + 'static {
+    /// Runs all handlers of all these events, in the transaction that `conn` is in.
+    ///
+    /// Handlers write; they neither commit nor roll back. An error undoes the whole slice.
+    fn dispatch(&self, conn: &mut PgConnection, fresh: &[Fresh<'_>]) -> impl Future<Output = Result<(), Stop>> + Send;
+}
+
+/// Applies batches of events exactly once.
+#[derive(Debug)]
+pub struct Processor<D> {
+    database: Database,
+    dispatch: D,
+    committed: AtomicU64,
+}
+
+/// How far a batch got: an outcome for each of its first messages, all of them unless it was interrupted.
+#[derive(Debug)]
+pub struct Progress {
+    /// What happened to the first so many messages, in order.
+    pub outcomes: Vec<Outcome>,
+    /// Why the rest was not done.
+    pub interrupted: Option<Interrupted>,
+}
+
+/// The service could not go on; the next `tried` messages were in the transaction that did not get through.
+#[derive(Debug)]
+pub struct Interrupted {
+    /// What was in the way.
+    pub interruption: Interruption,
+    /// How many messages were in that transaction.
+    pub tried: usize,
+}
+
+impl<D: Dispatch> Processor<D> {
+    /// A processor for any number of workers.
+    pub fn new(database: Database, dispatch: D) -> Self {
+        Self { database, dispatch, committed: AtomicU64::new(0) }
+    }
+
+    /// How many messages have been committed so far, by all workers.
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+
+    /// Applies the batch, in one transaction if it can be.
+    ///
+    /// A slice that fails is halved until the culprit stands alone, so a batch of one and a batch of many are the
+    /// same code.
+    pub async fn process(&self, batch: &[&Message]) -> Progress {
+        let mut outcomes = Vec::with_capacity(batch.len());
+        let mut slices = vec![batch]; // a stack: the next one last
+        while let Some(slice) = slices.pop() {
+            let stop = match self.apply_despite_contention(slice).await {
+                Ok(applied) => {
+                    outcomes.extend(applied);
+                    continue;
+                }
+                Err(stop) => stop,
+            };
+            let interruption = match stop {
+                Stop::Service(interruption) => interruption,
+                Stop::Event(_) | Stop::Contention { .. } if slice.len() > 1 => {
+                    let (first, second) = slice.split_at(slice.len() / 2);
+                    slices.extend([second, first]);
+                    continue;
+                }
+                Stop::Event(failure) => {
+                    outcomes.push(Outcome::Failed(failure));
+                    continue;
+                }
+                Stop::Contention { cause, timed_out: false } => {
+                    outcomes.push(Outcome::Failed(Failure::Retryable(cause)));
+                    continue;
+                }
+                Stop::Contention { cause, timed_out: true } => Interruption { cause, suspicion: Suspicion::Timeout },
+            };
+            return Progress { outcomes, interrupted: Some(Interrupted { interruption, tried: slice.len() }) };
+        }
+        Progress { outcomes, interrupted: None }
+    }
+
+    /// Contention is no failure: the same again goes through, mostly.
+    async fn apply_despite_contention(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
+        /// Runs after the first one. A deadlock picks one victim a time, so a handful clears any ordinary crowd.
+        const AGAIN: u32 = 5;
+
+        for run in 0..AGAIN {
+            match self.apply(slice).await {
+                Err(Stop::Contention { cause, .. }) => {
+                    tracing::debug!(error = %format!("{cause:#}"), run, "contention, running again");
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=20 << run))).await;
+                }
+                result => return result,
+            }
+        }
+        self.apply(slice).await
+    }
+
+    /// One transaction.
+    async fn apply(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
+        let limit = self.database.transaction_timeout();
+        match tokio::time::timeout(limit, self.transact(slice)).await {
+            Ok(result) => result,
+            Err(_) => Err(Interruption {
+                cause: anyhow!("no answer from the database within {limit:?}"),
+                suspicion: Suspicion::BrokenConnection,
+            }
+            .into()),
+        }
+    }
+
+    async fn transact(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
+        let mut transaction = self.database.begin().await?;
+        match self.claim_and_dispatch(transaction.connection(), slice).await {
+            Ok(outcomes) => {
+                transaction.commit().await?;
+                self.committed.fetch_add(outcomes.len() as u64, Ordering::Relaxed);
+                Ok(outcomes)
+            }
+            Err(stop) => {
+                // The first cause is the one to report, whatever the rollback says. Anything but an event's own
+                // failure leaves a connection in doubt, which is dropped.
+                if matches!(stop, Stop::Event(_)) {
+                    transaction.rollback().await.ok();
+                }
+                Err(stop)
+            }
+        }
+    }
+
+    async fn claim_and_dispatch(&self, conn: &mut PgConnection, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
+        let mut outcomes = Vec::with_capacity(slice.len());
+        let mut fresh = Vec::with_capacity(slice.len());
+        for claim in claim(conn, slice).await.map_err(|error| Stop::from(error).during("guard"))? {
+            match claim {
+                Claim::Fresh(message) => {
+                    fresh.push(message);
+                    outcomes.push(Outcome::Applied);
+                }
+                Claim::Duplicate => outcomes.push(Outcome::Duplicate),
+            }
+        }
+        if !fresh.is_empty() {
+            AssertUnwindSafe(self.dispatch.dispatch(conn, &fresh))
+                .catch_unwind()
+                .await
+                .unwrap_or_else(|panic| Err(Failure::Retryable(anyhow!("panic: {}", panic_text(&*panic))).into()))?;
+        }
+        Ok(outcomes)
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,42 @@
+//! Logs: to standard error, text for people and JSON for machines.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    /// Text.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What is logged unless `RUST_LOG` says otherwise. lapin reports every lost connection by itself, as an error, and so
+/// do we, with what follows from it.
+const DEFAULT_FILTER: &str = "info,lapin=off";
+
+/// Sends all logs to standard error from now on.
+///
+/// # Errors
+/// `RUST_LOG` is no filter.
+pub fn init(format: LogFormat) -> anyhow::Result<()> {
+    let filter = match std::env::var("RUST_LOG") {
+        Ok(text) if !text.is_empty() => {
+            EnvFilter::try_new(text).map_err(|error| anyhow::anyhow!("RUST_LOG is no filter: {error}"))?
+        }
+        _ => EnvFilter::new(DEFAULT_FILTER),
+    };
+    let terminal = std::io::stderr().is_terminal();
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(BoxMakeWriter::new(std::io::stderr));
+    match format {
+        LogFormat::Json => subscriber.json().flatten_event(true).init(),
+        LogFormat::Auto if !terminal => subscriber.json().flatten_event(true).init(),
+        LogFormat::Auto | LogFormat::Text => subscriber.with_ansi(terminal).init(),
+    }
+    Ok(())
+}

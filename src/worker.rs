@@ -1,0 +1,426 @@
+//! The corridor: deliveries in, through the inbox, and their settlement out, until a stop.
+//!
+//! The one place where the broker and the database meet.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology};
+use crate::db::Database;
+use crate::inbox::{Dispatch, Interrupted, Processor};
+use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Suspicion, Verdict};
+use crate::settings::{AmqpSettings, ConsumeSettings, Settings};
+
+/// How long nothing must have come before the queue is asked whether it is empty, when that ends the work.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// All workers of a process, and the connection that they share.
+#[derive(Debug)]
+pub struct Workers<D> {
+    amqp: AmqpSettings,
+    consume: ConsumeSettings,
+    policy: RetryPolicy,
+    topology: Topology,
+    database: Database,
+    processor: Processor<D>,
+    until_empty: bool,
+}
+
+impl<D: Dispatch> Workers<D> {
+    /// Workers that apply events with `dispatch`. With `until_empty` they end when the queue is empty and nothing is in
+    /// hand; retry queues are not waited for.
+    pub fn new(settings: &Settings, database: Database, dispatch: D, until_empty: bool) -> Self {
+        Self {
+            topology: Topology::new(&settings.amqp, &settings.retry),
+            amqp: settings.amqp.clone(),
+            consume: settings.consume.clone(),
+            policy: settings.retry.clone(),
+            processor: Processor::new(database.clone(), dispatch),
+            database,
+            until_empty,
+        }
+    }
+
+    /// Consumes until `stop`, connecting again for ever. On a stop the batch in hand is finished and settled, and the
+    /// rest given back.
+    pub async fn run(self, stop: CancellationToken) {
+        let this = Arc::new(self);
+        let publisher = Publisher::new(this.amqp.url.clone(), this.topology.clone());
+        let mut pauses = reconnect_pauses();
+        while let Err(error) = this.session(&publisher, &stop, &mut pauses).await {
+            let pause = pauses.next().unwrap_or_default();
+            tracing::warn!(broker = this.amqp.url.place(), error = format!("{error:#}"), ?pause, "not consuming");
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = sleep(pause) => {}
+            }
+        }
+        publisher.close().await;
+    }
+
+    /// One connection's life. All that hangs on it is made anew with it, so no recovery has to be trusted.
+    async fn session(
+        self: &Arc<Self>,
+        publisher: &Publisher,
+        stop: &CancellationToken,
+        pauses: &mut ExponentialBackoff,
+    ) -> anyhow::Result<()> {
+        let setup = async {
+            // Messages that are taken while nothing can be done with them only grow old in the window.
+            self.wait_for_database().await;
+            let connection = broker::connect(&self.amqp.url, "consume").await.context("cannot connect")?;
+            self.topology.ensure(&connection).await?;
+            anyhow::Ok(connection)
+        };
+        let connection = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            connection = setup => Arc::new(connection?),
+        };
+        *pauses = reconnect_pauses();
+        tracing::info!(broker = self.amqp.url.place(), queue = self.topology.queue(), "consuming");
+
+        let ending = stop.child_token();
+        // The first worker alone meets what may kill the process; see `Subscription::open`.
+        let wide_open = CancellationToken::new();
+        let mut workers = JoinSet::new();
+        for number in 0..self.consume.workers {
+            let (this, publisher, ending) = (self.clone(), publisher.clone(), ending.clone());
+            let (connection, wide_open) = (connection.clone(), wide_open.clone());
+            workers.spawn(async move {
+                if number > 0 {
+                    tokio::select! {
+                        () = ending.cancelled() => return Ok(()),
+                        () = wide_open.cancelled() => {}
+                    }
+                }
+                let _opens_at_the_end = wide_open.clone().drop_guard();
+                let limits = Limits { messages: this.consume.batch_size, body: this.consume.max_body };
+                let queue = this.topology.queue();
+                let subscription = Subscription::open(&connection, queue, this.consume.prefetch, limits).await?;
+                let settler = Settler::new(&subscription, publisher, this.topology.clone());
+                let hand = Hand::new(this.consume.batch_size);
+                Worker { shared: this, subscription, settler, hand, wide_open, ending }.run().await
+            });
+        }
+        let mut result = Ok(());
+        while let Some(ended) = workers.join_next().await {
+            let ended = ended.context("a worker panicked").flatten();
+            if ended.is_err() {
+                ending.cancel();
+                result = result.and(ended);
+            }
+        }
+        broker::close(&connection).await;
+        result
+    }
+
+    async fn wait_for_database(&self) {
+        let mut outage = Outage::default();
+        loop {
+            let answer = async { self.database.begin().await?.rollback().await };
+            match answer.await {
+                Ok(()) => return outage.over(),
+                Err(error) => sleep(outage.pause(&error.to_string())).await,
+            }
+        }
+    }
+}
+
+/// Pauses between attempts to connect: ten a minute at most once they have grown.
+fn reconnect_pauses() -> ExponentialBackoff {
+    let pauses =
+        ExponentialBuilder::new().with_min_delay(Duration::from_secs(1)).with_max_delay(Duration::from_secs(8));
+    pauses.with_jitter().without_max_times().build()
+}
+
+/// One channel, one database connection, one batch at a time.
+struct Worker<D> {
+    shared: Arc<Workers<D>>,
+    subscription: Subscription,
+    settler: Settler,
+    hand: Hand,
+    wide_open: CancellationToken,
+    ending: CancellationToken,
+}
+
+/// A decoded delivery that nothing has been decided about.
+struct Pending {
+    message: Message,
+    parcel: Parcel,
+}
+
+impl<D: Dispatch> Worker<D> {
+    async fn run(mut self) -> anyhow::Result<()> {
+        self.work().await?;
+        self.settler.finish().await;
+        self.subscription.give_back().await
+    }
+
+    async fn work(&mut self) -> anyhow::Result<()> {
+        loop {
+            if self.ending.is_cancelled() {
+                return Ok(());
+            }
+            // Nothing may be done for deliveries that cannot be settled any more; others have them again.
+            ensure!(self.subscription.is_alive(), "the channel is gone");
+            if let Some(suspect) = self.hand.due_suspect() {
+                self.try_suspect(suspect).await;
+            } else if let Some(slice) = self.hand.next_slice() {
+                self.try_slice(slice).await;
+            } else {
+                let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
+                let due = self.hand.suspects.iter().map(|suspect| suspect.due).min();
+                tokio::select! {
+                    biased;
+                    () = self.ending.cancelled() => return Ok(()),
+                    () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+                    batch = self.subscription.next_batch() => self.receive(batch?).await,
+                    () = sleep(IDLE), if self.shared.until_empty && nothing_in_hand => {
+                        if self.subscription.is_drained().await? {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+            if self.hand.is_empty() {
+                self.subscription.widen(self.settler.placing()).await?;
+                if self.subscription.is_wide() {
+                    self.wide_open.cancel();
+                }
+            }
+        }
+    }
+
+    /// Takes a batch in hand, after settling what is no message of ours: that needs no database.
+    async fn receive(&mut self, batch: Vec<Received>) {
+        let mut decided = Vec::new();
+        for Received { content, parcel } in batch {
+            match content {
+                Ok(message) => self.hand.rest.push_back(Pending { message, parcel }),
+                Err(undecodable) => {
+                    let verdict = self.shared.policy.judge_undecodable(&undecodable);
+                    log(None, &parcel, &verdict, "ignored");
+                    decided.push((parcel, verdict));
+                }
+            }
+        }
+        self.settler.settle(decided).await;
+    }
+
+    async fn try_slice(&mut self, mut slice: VecDeque<Pending>) {
+        let committed = self.shared.processor.committed();
+        let interrupted = self.process(&mut slice).await;
+        let Some(Interrupted { interruption, tried }) = interrupted else {
+            self.hand.limit = (self.hand.limit * 2).min(self.shared.consume.batch_size);
+            return self.hand.outage.over();
+        };
+        // Halved, as if one of them were to blame: if one is, it ends up alone; if none is, little is lost.
+        self.hand.limit = (tried / 2).max(1);
+        if tried == 1 {
+            if let Some(pending) = slice.pop_front() {
+                self.suspect(Suspect::new(pending, committed), interruption.suspicion);
+            }
+        }
+        while let Some(pending) = slice.pop_back() {
+            self.hand.rest.push_front(pending);
+        }
+        self.hold(&interruption).await;
+    }
+
+    /// Tries a message alone that was interrupted alone before.
+    async fn try_suspect(&mut self, suspect: Suspect) {
+        let mut slice = VecDeque::from([suspect.pending]);
+        let interrupted = self.process(&mut slice).await;
+        let (Some(Interrupted { interruption, .. }), Some(pending)) = (interrupted, slice.pop_front()) else {
+            return self.hand.outage.over();
+        };
+        let suspect = Suspect { pending, ..suspect };
+        if !suspect.is_to_blame(interruption.suspicion, self.shared.processor.committed()) {
+            self.suspect(suspect, interruption.suspicion);
+            return self.hold(&interruption).await;
+        }
+        let Pending { message, parcel } = suspect.pending;
+        let outcome = Outcome::Failed(Failure::Retryable(interruption.cause.context("it interrupts the service")));
+        let verdict = self.judge(&message, &parcel, &outcome);
+        self.settler.settle([(parcel, verdict)]).await;
+    }
+
+    /// Applies what it can of the slice and settles it; the rest stays in the slice.
+    async fn process(&self, slice: &mut VecDeque<Pending>) -> Option<Interrupted> {
+        let messages: Vec<_> = slice.iter().map(|pending| &pending.message).collect();
+        let progress = self.shared.processor.process(&messages).await;
+        let done = slice.drain(..progress.outcomes.len()).zip(&progress.outcomes);
+        let decided: Vec<_> = done
+            .map(|(Pending { message, parcel }, outcome)| {
+                let verdict = self.judge(&message, &parcel, outcome);
+                (parcel, verdict)
+            })
+            .collect();
+        self.settler.settle(decided).await;
+        progress.interrupted
+    }
+
+    fn judge(&self, message: &Message, parcel: &Parcel, outcome: &Outcome) -> Verdict {
+        let verdict = self.shared.policy.judge(outcome, parcel.retries);
+        log(Some(message), parcel, &verdict, if matches!(outcome, Outcome::Applied) { "applied" } else { "duplicate" });
+        verdict
+    }
+
+    fn suspect(&mut self, mut suspect: Suspect, suspicion: Suspicion) {
+        suspect.interruptions += 1;
+        suspect.due = Instant::now() + suspect.pauses.next().unwrap_or_default();
+        tracing::debug!(event_id = %suspect.pending.message.id, ?suspicion, "interrupted alone");
+        self.hand.suspects.push(suspect);
+    }
+
+    /// Waits with everything in hand, and no attempt is spent.
+    async fn hold(&mut self, interruption: &Interruption) {
+        let pause = self.hand.outage.pause(&interruption.to_string());
+        tokio::select! {
+            () = self.ending.cancelled() => {}
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+/// What a worker has taken and not decided about.
+struct Hand {
+    /// In the order of arrival.
+    rest: VecDeque<Pending>,
+    /// Messages that were interrupted alone; each is tried alone, now and then, beside the others.
+    suspects: Vec<Suspect>,
+    /// The most messages of the next transaction.
+    limit: usize,
+    outage: Outage,
+}
+
+impl Hand {
+    fn new(limit: usize) -> Self {
+        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, outage: Outage::default() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn due_suspect(&mut self) -> Option<Suspect> {
+        let now = Instant::now();
+        let due = self.suspects.iter().position(|suspect| suspect.due <= now)?;
+        Some(self.suspects.swap_remove(due))
+    }
+
+    fn next_slice(&mut self) -> Option<VecDeque<Pending>> {
+        let size = self.limit.min(self.rest.len());
+        (size > 0).then(|| self.rest.drain(..size).collect())
+    }
+}
+
+/// A message that was interrupted alone. Mostly it is innocent, and the database away; but a message may also be the
+/// one that breaks its connection, or waits for ever.
+struct Suspect {
+    pending: Pending,
+    interruptions: u32,
+    since: Instant,
+    /// How many messages had been committed before it was first interrupted.
+    committed: u64,
+    due: Instant,
+    pauses: ExponentialBackoff,
+}
+
+impl Suspect {
+    fn new(pending: Pending, committed: u64) -> Self {
+        let now = Instant::now();
+        Self { pending, interruptions: 0, since: now, committed, due: now, pauses: outage_pauses() }
+    }
+
+    /// Whether one more interruption proves it: others went through while it did not.
+    fn is_to_blame(&self, suspicion: Suspicion, committed: u64) -> bool {
+        let others_went_through = committed > self.committed;
+        match suspicion {
+            Suspicion::None => false,
+            // It has waited its full time, over and over, within each attempt.
+            Suspicion::Timeout => others_went_through,
+            // A restart of the database breaks connections too, for a while and for all.
+            Suspicion::BrokenConnection => {
+                others_went_through && self.interruptions >= 4 && self.since.elapsed() >= Duration::from_secs(30)
+            }
+        }
+    }
+}
+
+/// A time in which the database does not work: how long to pause, and when to speak of it.
+#[derive(Default)]
+pub(crate) struct Outage {
+    since: Option<Instant>,
+    said: Option<Instant>,
+    pauses: Option<ExponentialBackoff>,
+}
+
+impl Outage {
+    /// The next pause; says why at the beginning and then once a minute.
+    pub(crate) fn pause(&mut self, cause: &str) -> Duration {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.said.is_none_or(|said| said.elapsed() >= Duration::from_secs(60)) {
+            self.said = Some(Instant::now());
+            tracing::warn!(cause, since = ?since.elapsed(), "the database does not work, holding");
+        }
+        self.pauses.get_or_insert_with(outage_pauses).next().unwrap_or_default()
+    }
+
+    fn over(&mut self) {
+        if let Some(since) = self.since {
+            tracing::info!(after = ?since.elapsed(), "the database works again");
+            *self = Self::default();
+        }
+    }
+}
+
+/// Pauses between attempts while the database is away: short enough that work goes on within seconds of its return.
+fn outage_pauses() -> ExponentialBackoff {
+    let pauses =
+        ExponentialBuilder::new().with_min_delay(Duration::from_millis(50)).with_max_delay(Duration::from_secs(4));
+    pauses.with_jitter().without_max_times().build()
+}
+
+/// One line for what became of one message.
+fn log(message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: &str) {
+    let event_id = message.map(|message| tracing::field::display(message.id));
+    let event = message.map(|message| message.event.name());
+    let (message_id, correlation_id) = (parcel.original.message_id(), parcel.original.correlation_id());
+    // Debug form for what is foreign: it escapes what could forge a line.
+    match verdict {
+        Verdict::Ack => tracing::debug!(event_id, event, ?message_id, ?correlation_id, "{done}"),
+        Verdict::Retry { retry, delay, detail } => {
+            tracing::warn!(
+                event_id,
+                event,
+                ?message_id,
+                ?correlation_id,
+                retry,
+                ?delay,
+                ?detail,
+                "failed, to be retried"
+            );
+        }
+        Verdict::Park { reason, detail, attempts } => {
+            let reason = reason.as_str();
+            tracing::error!(
+                event_id,
+                event,
+                ?message_id,
+                ?correlation_id,
+                reason,
+                ?detail,
+                attempts,
+                "failed, to the failure queue"
+            );
+        }
+    }
+}
