@@ -175,15 +175,15 @@ impl<D: Dispatch> Worker<D> {
             } else if let Some(slice) = self.hand.next_slice() {
                 self.try_slice(slice).await;
             } else {
-                let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
                 let due = self.hand.suspects.iter().map(|suspect| suspect.due).min();
                 tokio::select! {
                     biased;
                     () = self.ending.cancelled() => return Ok(()),
                     () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
                     batch = self.subscription.next_batch() => self.receive(batch?).await,
-                    () = sleep(IDLE), if self.shared.until_empty && nothing_in_hand => {
-                        if self.subscription.is_drained().await? {
+                    () = sleep(IDLE), if self.shared.until_empty => {
+                        let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
+                        if nothing_in_hand && self.subscription.is_drained().await? {
                             return Ok(());
                         }
                     }

@@ -1,0 +1,35 @@
+# `make` lists the targets. They need cargo; those that need servers start their own
+# (see scripts/with-servers).
+
+.PHONY: help demo test lint doc sqlx sqlx-check ci
+.NOTPARALLEL: # they would wait for the same build folder
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+
+demo: ## watch a message that arrives twice take effect once
+	scripts/demo
+
+test: ## run all tests against a PostgreSQL and a RabbitMQ of their own
+	scripts/with-servers cargo test --locked
+
+lint: ## formatting, clippy, shellcheck
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- -D warnings
+	@if command -v shellcheck >/dev/null; then \
+		echo shellcheck scripts/* .ci/run; shellcheck scripts/* .ci/run; \
+	else echo 'shellcheck is not installed: skipped'; fi
+
+doc: ## build the documentation, with warnings as errors
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+
+sqlx: ## write .sqlx anew, after a change to a query or a migration
+	ONLY=postgres scripts/with-servers scripts/sqlx-prepare target/sqlx-data
+	rm -rf .sqlx
+	mv target/sqlx-data .sqlx
+
+sqlx-check: ## fail if .sqlx is out of date
+	ONLY=postgres scripts/with-servers scripts/sqlx-prepare target/sqlx-data
+	@diff -r .sqlx target/sqlx-data || { echo '.sqlx is out of date: run "make sqlx"' >&2; exit 1; }
+
+ci: lint doc sqlx-check test demo ## everything that must pass before a change is merged
