@@ -22,7 +22,12 @@ impl Order {
 
     /// A new order of so many lines.
     pub fn new(lines: usize) -> Self {
-        Self { event_id: id(), order_id: id(), lines: (1..=lines).map(|n| (id(), format!("{n}.500"))).collect() }
+        Self {
+            event_id: id(),
+            order_id: id(),
+            customer_id: id(),
+            lines: (1..=lines).map(|n| (id(), format!("{n}.500"))).collect(),
+        }
     }
 
     pub fn body(&self) -> String {
