@@ -354,6 +354,9 @@ fn name(text: &str) -> Result<String, &'static str> {
 }
 
 /// Writes a URL without its secrets.
+///
+/// # Errors
+/// The formatter's.
 pub fn mask(url: &url::Url, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut masked = url.clone();
     if url.password().is_some() && masked.set_password(Some("***")).is_err() {

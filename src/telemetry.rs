@@ -38,5 +38,10 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
         LogFormat::Auto if !terminal => subscriber.json().flatten_event(true).init(),
         LogFormat::Auto | LogFormat::Text => subscriber.with_ansi(terminal).init(),
     }
+    // A panic is one line among the others, too; debug form, for its text may be foreign.
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map(tracing::field::display);
+        tracing::error!(place, text = ?info.payload_as_str(), "panic");
+    }));
     Ok(())
 }

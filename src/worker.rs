@@ -54,7 +54,14 @@ impl<D: Dispatch> Workers<D> {
         let this = Arc::new(self);
         let publisher = Publisher::new(this.amqp.url.clone(), this.topology.clone());
         let mut pauses = reconnect_pauses();
-        while let Err(error) = this.session(&publisher, &stop, &mut pauses).await {
+        let mut committed = 0;
+        while let Err(error) = this.session(&publisher, &stop).await {
+            // Only what got work done starts with short pauses again: a broker that takes the connection and refuses
+            // the rest is not to be hurried.
+            let so_far = this.processor.committed();
+            if so_far > std::mem::replace(&mut committed, so_far) {
+                pauses = reconnect_pauses();
+            }
             let pause = pauses.next().unwrap_or_default();
             tracing::warn!(broker = this.amqp.url.place(), error = format!("{error:#}"), ?pause, "not consuming");
             tokio::select! {
@@ -66,12 +73,7 @@ impl<D: Dispatch> Workers<D> {
     }
 
     /// One connection's life. All that hangs on it is made anew with it, so no recovery has to be trusted.
-    async fn session(
-        self: &Arc<Self>,
-        publisher: &Publisher,
-        stop: &CancellationToken,
-        pauses: &mut ExponentialBackoff,
-    ) -> anyhow::Result<()> {
+    async fn session(self: &Arc<Self>, publisher: &Publisher, stop: &CancellationToken) -> anyhow::Result<()> {
         let setup = async {
             // Messages that are taken while nothing can be done with them only grow old in the window.
             self.wait_for_database().await;
@@ -83,7 +85,6 @@ impl<D: Dispatch> Workers<D> {
             () = stop.cancelled() => return Ok(()),
             connection = setup => Arc::new(connection?),
         };
-        *pauses = reconnect_pauses();
         tracing::info!(broker = self.amqp.url.place(), queue = self.topology.queue(), "consuming");
 
         let ending = stop.child_token();
@@ -170,36 +171,39 @@ impl<D: Dispatch> Worker<D> {
             }
             // Nothing may be done for deliveries that cannot be settled any more; others have them again.
             ensure!(self.subscription.is_alive(), "the channel is gone");
-            if let Some(suspect) = self.hand.due_suspect() {
-                self.try_suspect(suspect).await;
+            let settled = if let Some(suspect) = self.hand.due_suspect() {
+                self.try_suspect(suspect).await
             } else if let Some(slice) = self.hand.next_slice() {
-                self.try_slice(slice).await;
+                self.try_slice(slice).await
             } else {
                 let due = self.hand.suspects.iter().map(|suspect| suspect.due).min();
                 tokio::select! {
                     biased;
                     () = self.ending.cancelled() => return Ok(()),
-                    () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+                    () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
                     batch = self.subscription.next_batch() => self.receive(batch?).await,
                     () = sleep(IDLE), if self.shared.until_empty => {
                         let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
                         if nothing_in_hand && self.subscription.is_drained().await? {
                             return Ok(());
                         }
+                        false
                     }
                 }
+            };
+            if self.hand.rest.is_empty() {
+                let held = self.settler.placing() + self.hand.suspects.len();
+                self.subscription.adjust_window(settled, held).await?;
             }
-            if self.hand.is_empty() {
-                self.subscription.widen(self.settler.placing()).await?;
-                if self.subscription.is_wide() {
-                    self.wide_open.cancel();
-                }
+            if self.subscription.is_wide() {
+                self.wide_open.cancel();
             }
         }
     }
 
-    /// Takes a batch in hand, after settling what is no message of ours: that needs no database.
-    async fn receive(&mut self, batch: Vec<Received>) {
+    /// Takes a batch in hand, after settling what is no message of ours: that needs no database. Tells whether it
+    /// settled any.
+    async fn receive(&mut self, batch: Vec<Received>) -> bool {
         let mut decided = Vec::new();
         for Received { content, parcel } in batch {
             match content {
@@ -211,45 +215,53 @@ impl<D: Dispatch> Worker<D> {
                 }
             }
         }
+        let settled = !decided.is_empty();
         self.settler.settle(decided).await;
+        settled
     }
 
-    async fn try_slice(&mut self, mut slice: VecDeque<Pending>) {
+    /// Tries the next messages in one transaction. Tells whether they are settled.
+    async fn try_slice(&mut self, mut slice: VecDeque<Pending>) -> bool {
         let committed = self.shared.processor.committed();
         let interrupted = self.process(&mut slice).await;
         let Some(Interrupted { interruption, tried }) = interrupted else {
             self.hand.limit = (self.hand.limit * 2).min(self.shared.consume.batch_size);
-            return self.hand.outage.over();
+            self.hand.outage.over();
+            return true;
         };
         // Halved, as if one of them were to blame: if one is, it ends up alone; if none is, little is lost.
         self.hand.limit = (tried / 2).max(1);
-        if tried == 1 {
-            if let Some(pending) = slice.pop_front() {
-                self.suspect(Suspect::new(pending, committed), interruption.suspicion);
-            }
+        if tried == 1
+            && let Some(pending) = slice.pop_front()
+        {
+            self.suspect(Suspect::new(pending, committed), interruption.suspicion);
         }
         while let Some(pending) = slice.pop_back() {
             self.hand.rest.push_front(pending);
         }
         self.hold(&interruption).await;
+        false
     }
 
-    /// Tries a message alone that was interrupted alone before.
-    async fn try_suspect(&mut self, suspect: Suspect) {
+    /// Tries a message alone that was interrupted alone before. Tells whether it is settled.
+    async fn try_suspect(&mut self, suspect: Suspect) -> bool {
         let mut slice = VecDeque::from([suspect.pending]);
         let interrupted = self.process(&mut slice).await;
         let (Some(Interrupted { interruption, .. }), Some(pending)) = (interrupted, slice.pop_front()) else {
-            return self.hand.outage.over();
+            self.hand.outage.over();
+            return true;
         };
         let suspect = Suspect { pending, ..suspect };
         if !suspect.is_to_blame(interruption.suspicion, self.shared.processor.committed()) {
             self.suspect(suspect, interruption.suspicion);
-            return self.hold(&interruption).await;
+            self.hold(&interruption).await;
+            return false;
         }
         let Pending { message, parcel } = suspect.pending;
         let outcome = Outcome::Failed(Failure::Retryable(interruption.cause.context("it interrupts the service")));
         let verdict = self.judge(&message, &parcel, &outcome);
         self.settler.settle([(parcel, verdict)]).await;
+        true
     }
 
     /// Applies what it can of the slice and settles it; the rest stays in the slice.
@@ -304,10 +316,6 @@ struct Hand {
 impl Hand {
     fn new(limit: usize) -> Self {
         Self { rest: VecDeque::new(), suspects: Vec::new(), limit, outage: Outage::default() }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.rest.is_empty()
     }
 
     fn due_suspect(&mut self) -> Option<Suspect> {

@@ -228,7 +228,7 @@ fn failed_lines(sent: &[Sent], mut failed: Vec<Failed>) -> Vec<Line> {
     lines.extend(failed.iter().map(|message| {
         let body = String::from_utf8_lossy(&message.body);
         let mut line = failed_line("not one of ours", Some(message), "");
-        line.note = format!("{}: {}", line.note, body.chars().take(200).collect::<String>());
+        line.note = format!("{}: {}", line.note, body);
         line
     }));
     lines
@@ -288,6 +288,16 @@ pub(crate) fn grouped(number: i64) -> String {
     if number < 0 { format!("-{text}") } else { text }
 }
 
+/// What fits beside a figure; the JSON has the whole.
+fn shortened(note: &str) -> String {
+    const ROOM: usize = 80;
+    let mut short: String = note.chars().take(ROOM).collect();
+    if short.len() < note.len() {
+        short.push('…');
+    }
+    short
+}
+
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -322,7 +332,8 @@ impl fmt::Display for Report {
                     Mark::Right => '✓',
                     Mark::Wrong => '✗',
                 };
-                writeln!(f, "  {:labels$}  {:>values$} {mark}  {}", line.label, line.value, line.note)?;
+                let note = shortened(&line.note);
+                writeln!(f, "  {:labels$}  {:>values$} {mark}  {note}", line.label, line.value)?;
             }
             writeln!(f)?;
         }

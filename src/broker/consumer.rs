@@ -163,22 +163,25 @@ impl Subscription {
         self.window == self.prefetch
     }
 
-    /// Widens the window after a batch was settled, or opens a new one when messages that cannot be settled yet have
-    /// used it up. `held` is how many those are.
+    /// Widens the window when a batch was `settled`; or opens a new one when messages that cannot be settled yet have
+    /// used it up: `held` of them, wherever they are.
     ///
     /// By a new consumer on the channel: the broker does not widen that of a running one.
     ///
     /// # Errors
     /// The broker's.
-    pub async fn widen(&mut self, held: usize) -> anyhow::Result<()> {
+    pub async fn adjust_window(&mut self, settled: bool, held: usize) -> anyhow::Result<()> {
         self.held = self.held.min(held);
         let used_up = held - self.held >= usize::from(self.window).div_ceil(2) && held < MAX_HELD;
-        if self.is_wide() && !used_up {
+        let grows = settled && !self.is_wide();
+        if !grows && !used_up {
             return Ok(());
         }
-        self.held = held;
         self.unsubscribe().await?;
-        self.window = self.window.saturating_mul(GROWTH).min(self.prefetch);
+        if grows {
+            self.window = self.window.saturating_mul(GROWTH).min(self.prefetch);
+        }
+        self.held = held;
         self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
         Ok(())
     }
@@ -278,10 +281,10 @@ impl Unsettled {
         let first = unsettled.first().copied().unwrap_or(DeliveryTag::MAX);
         let below = receipts.partition_point(|receipt| receipt.tag < first);
         let mut lost = 0;
-        if let Some(last) = below.checked_sub(1) {
-            if !acknowledge(&receipts[last], true).await {
-                lost += below;
-            }
+        if let Some(last) = below.checked_sub(1)
+            && !acknowledge(&receipts[last], true).await
+        {
+            lost += below;
         }
         for receipt in &receipts[below..] {
             if !acknowledge(receipt, false).await {

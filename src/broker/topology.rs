@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
 
@@ -181,10 +182,15 @@ fn insert(table: &mut FieldTable, name: &str, value: AMQPValue) {
 /// The broker's own text names what differs; this adds the way out.
 fn explain(error: &BrokerError, what: &str, key: &str) -> anyhow::Error {
     match error {
-        BrokerError::Lapin(error) if error.is_amqp_soft_error() => anyhow!(
+        BrokerError::Lapin(error) if is_refused_as_different(error) => anyhow!(
             "cannot declare {what}: {error}. Nothing was changed. Make it fit by hand, choose another name ({key}) or \
              type (amqp.queue_type), or take it as it is with amqp.declare = false"
         ),
         error => anyhow!("cannot declare {what}: {error}"),
     }
+}
+
+fn is_refused_as_different(error: &lapin::Error) -> bool {
+    let lapin::ErrorKind::ProtocolError(error) = error.kind() else { return false };
+    *error.kind() == AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
 }

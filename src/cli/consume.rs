@@ -54,10 +54,12 @@ async fn work(args: Args, settings: &Settings, database: &Database, stop: &Cance
     if settings.database.migrate_on_start && !migrated(database, stop).await {
         return;
     }
-    let _purges = settings.purge.enabled.then(|| {
+    let purges = settings.purge.enabled.then(|| {
         AbortOnDropHandle::new(tokio::spawn(scheduled_purges(settings.clone(), database.clone(), stop.clone())))
     });
     Workers::new(settings, database.clone(), Handlers, args.until_empty).run(stop.clone()).await;
+    drop(purges);
+    database.close().await;
 }
 
 /// Migrates as soon as the database lets it; false when a stop came first.

@@ -53,6 +53,7 @@ enum Command {
 
 impl Cli {
     /// Runs the command; an error is printed as one chain on standard error.
+    #[expect(clippy::print_stderr, reason = "the last word of a command is for a person, not for the log")]
     pub fn run(self) -> ExitCode {
         match self.try_run() {
             Ok(()) => ExitCode::SUCCESS,

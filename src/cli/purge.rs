@@ -13,7 +13,7 @@ use crate::db::Database;
 use crate::inbox::purge;
 use crate::settings::{Settings, UNITS, parse_duration};
 
-/// Delete the rows of processed_event that are older than a horizon
+/// Delete the rows of `processed_event` that are older than a horizon
 ///
 /// A row may go once no copy of its event can arrive any more: the horizon must be longer than producers can replay
 /// and than messages can wait in the failure and retry queues.
@@ -28,7 +28,7 @@ pub(super) struct Args {
     #[arg(long)]
     dry_run: bool,
 
-    /// Purge although the horizon is below purge.minimum_horizon or younger than waiting messages; never below 1h
+    /// Purge although the horizon is below `purge.minimum_horizon` or younger than waiting messages; never below 1h
     #[arg(long)]
     force: bool,
 }
