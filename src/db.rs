@@ -335,9 +335,9 @@ mod tests {
         let url: DatabaseUrl = "postgres://stock:p%40ss@db:5433/stock?sslmode=disable".parse().unwrap();
         assert_eq!(url.place(), "db:5433");
         assert!(!format!("{url} {url:?}").contains("ss@"), "{url}");
-        for text in ["", "mysql://h/d", "postgres://stock:p@ss:w/rd#%?é@db/stock", "db:5432"] {
+        for text in ["", "mysql://h/d", "postgres://stock:S3CR3T@ss:w/rd#%?é@db/stock", "db:5432"] {
             let error = text.parse::<DatabaseUrl>().unwrap_err();
-            assert!(!error.contains("rd"), "{error}");
+            assert!(!error.contains("S3CR3T"), "{error}");
         }
     }
 }

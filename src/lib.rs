@@ -27,3 +27,8 @@ pub mod settings;
 pub mod stock;
 pub mod telemetry;
 pub mod worker;
+
+/// The guide's program is compiled and run like any other example.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/ADDING-AN-EVENT.md")]
+mod adding_an_event {}

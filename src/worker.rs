@@ -171,6 +171,7 @@ impl<D: Dispatch> Worker<D> {
             }
             // Nothing may be done for deliveries that cannot be settled any more; others have them again.
             ensure!(self.subscription.is_alive(), "the channel is gone");
+            ensure!(self.settler.is_alive(), "no copies are made any more");
             let settled = if let Some(suspect) = self.hand.due_suspect() {
                 self.try_suspect(suspect).await
             } else if let Some(slice) = self.hand.next_slice() {

@@ -11,7 +11,6 @@ use lapin::options::{
 };
 use lapin::types::{DeliveryTag, FieldTable};
 use lapin::{Acker, Channel, Connection, Consumer};
-use tokio::sync::Mutex;
 
 use super::answer;
 use super::headers::Original;
@@ -116,7 +115,7 @@ impl Subscription {
     pub async fn next_batch(&mut self) -> anyhow::Result<Vec<Received>> {
         if self.waiting.is_empty() {
             let delivery = self.consumer.next().await;
-            self.take(delivery).await?;
+            self.take(delivery)?;
         }
         let mut batch = Vec::new();
         let mut lines = 0;
@@ -133,13 +132,15 @@ impl Subscription {
                 return Ok(batch);
             }
             match self.consumer.next().now_or_never() {
-                Some(delivery) => self.take(delivery).await?,
+                Some(delivery) => self.take(delivery)?,
                 None => return Ok(batch),
             }
         }
     }
 
-    async fn take(&mut self, delivery: Option<lapin::Result<Delivery>>) -> anyhow::Result<()> {
+    /// Without a wait between the stream and the record of what is unsettled: a delivery that is in neither would be
+    /// acknowledged by the next frame that reaches beyond it.
+    fn take(&mut self, delivery: Option<lapin::Result<Delivery>>) -> anyhow::Result<()> {
         let delivery = match delivery {
             Some(Ok(delivery)) => delivery,
             Some(Err(error)) => return Err(anyhow!(error).context("the subscription ended")),
@@ -147,7 +148,7 @@ impl Subscription {
         };
         // Left over from a connection that is gone: it will come again.
         if delivery.acker.usable() {
-            self.unsettled.0.lock().await.insert(delivery.delivery_tag);
+            self.unsettled.tags().insert(delivery.delivery_tag);
             self.waiting.push_back(Received::new(delivery, self.limits.body));
         }
         Ok(())
@@ -190,7 +191,7 @@ impl Subscription {
     async fn unsubscribe(&mut self) -> anyhow::Result<()> {
         answer(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default())).await?;
         while let Some(Some(delivery)) = self.consumer.next().now_or_never() {
-            self.take(Some(delivery)).await?;
+            self.take(Some(delivery))?;
         }
         Ok(())
     }
@@ -233,7 +234,7 @@ impl Subscription {
     pub async fn give_back(mut self) -> anyhow::Result<()> {
         self.unsubscribe().await?;
         let all = BasicNackOptions { multiple: true, requeue: true };
-        if !self.unsettled.0.lock().await.is_empty() {
+        if !self.unsettled.tags().is_empty() {
             answer(self.channel.basic_nack(0, all)).await?; // tag 0: all of the channel
         }
         answer(self.channel.close(200, "stopped".into())).await?;
@@ -266,19 +267,30 @@ impl Received {
 
 /// The delivery tags of one channel that nobody has settled yet: what tells how far one acknowledgement may reach.
 #[derive(Debug, Default)]
-pub(super) struct Unsettled(Mutex<BTreeSet<DeliveryTag>>);
+pub(super) struct Unsettled {
+    tags: std::sync::Mutex<BTreeSet<DeliveryTag>>,
+    /// Held while frames are written: one that reaches further must not overtake that of a single delivery, for the
+    /// broker closes a channel that acknowledges twice.
+    writing: tokio::sync::Mutex<()>,
+}
 
 impl Unsettled {
+    fn tags(&self) -> std::sync::MutexGuard<'_, BTreeSet<DeliveryTag>> {
+        self.tags.lock().unwrap_or_else(std::sync::PoisonError::into_inner) // no step leaves it half done
+    }
+
     /// Acknowledges: everything below the first unsettled delivery by one frame, for the broker pays for each, and
     /// the rest one by one. Tells how many acknowledgements could not be sent; their messages will come again.
     pub(super) async fn acknowledge(&self, mut receipts: Vec<Receipt>) -> usize {
         receipts.sort_unstable_by_key(|receipt| receipt.tag);
-        // Held while the frames are written: a frame that reaches further must not overtake one of a single delivery.
-        let mut unsettled = self.0.lock().await;
-        for receipt in &receipts {
-            unsettled.remove(&receipt.tag);
-        }
-        let first = unsettled.first().copied().unwrap_or(DeliveryTag::MAX);
+        let _writing = self.writing.lock().await;
+        let first = {
+            let mut tags = self.tags();
+            for receipt in &receipts {
+                tags.remove(&receipt.tag);
+            }
+            tags.first().copied().unwrap_or(DeliveryTag::MAX)
+        };
         let below = receipts.partition_point(|receipt| receipt.tag < first);
         let mut lost = 0;
         if let Some(last) = below.checked_sub(1)

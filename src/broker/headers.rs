@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::types::{AMQPValue, ShortString};
 
 use crate::message::Reason;
 
@@ -98,35 +98,43 @@ fn decimal(text: &[u8]) -> Option<i64> {
     is_number.then(|| std::str::from_utf8(text).ok()?.parse().ok().or(Some(i64::MAX)))?
 }
 
-/// The properties of the copy that goes to a retry queue.
-pub(super) fn retry_copy(original: &Original, retry: u32, frame_max: u32) -> BasicProperties {
-    let mut own = FieldTable::default();
-    own.insert(RETRY_COUNT.into(), AMQPValue::LongInt(i32::try_from(retry).unwrap_or(i32::MAX)));
-    copy(original, own, &[], frame_max)
+/// What a copy says that its original did not.
+#[derive(Debug)]
+pub(super) enum Stamp {
+    /// It is to be tried again; this will be retry number …, from 1.
+    Retry(u32),
+    /// It has failed. The counter goes: who sends it again means it.
+    Failure {
+        /// The kind of failure.
+        reason: Reason,
+        /// What went wrong.
+        detail: String,
+        /// Runs of the handlers, the first included.
+        attempts: u32,
+        /// When.
+        at: DateTime<Utc>,
+    },
 }
 
-/// The properties of the copy that goes to the failure queue. It loses the counter: who sends it again means it.
-pub(super) fn failure_copy(
-    original: &Original,
-    reason: Reason,
-    detail: &str,
-    attempts: u32,
-    now: DateTime<Utc>,
-    frame_max: u32,
-) -> BasicProperties {
-    let mut own = FieldTable::default();
-    let mut text = |name: &str, value: &str| {
-        own.insert(name.into(), AMQPValue::LongString(value.into()));
-    };
-    text(FAILURE_REASON, reason.as_str());
-    text(FAILURE_DETAIL, &detail[..detail.floor_char_boundary(DETAIL_LIMIT)]);
-    text(FAILED_AT, &now.to_rfc3339_opts(SecondsFormat::Millis, true));
-    own.insert(FAILED_ATTEMPTS.into(), AMQPValue::LongInt(i32::try_from(attempts).unwrap_or(i32::MAX)));
-    copy(original, own, &[RETRY_COUNT], frame_max)
+impl Stamp {
+    fn headers(&self) -> BTreeMap<ShortString, AMQPValue> {
+        let text = |text: &str| AMQPValue::LongString(text.into());
+        let number = |number: u32| AMQPValue::LongInt(i32::try_from(number).unwrap_or(i32::MAX));
+        match self {
+            Self::Retry(retry) => BTreeMap::from([(RETRY_COUNT.into(), number(*retry))]),
+            Self::Failure { reason, detail, attempts, at } => BTreeMap::from([
+                (FAILURE_REASON.into(), text(reason.as_str())),
+                (FAILURE_DETAIL.into(), text(&detail[..detail.floor_char_boundary(DETAIL_LIMIT)])),
+                (FAILED_AT.into(), text(&at.to_rfc3339_opts(SecondsFormat::Millis, true))),
+                (FAILED_ATTEMPTS.into(), number(*attempts)),
+            ]),
+        }
+    }
 }
 
-/// The original's properties and headers with `own` ones over them, less what would act a second time.
-fn copy(original: &Original, own: FieldTable, removed: &[&str], frame_max: u32) -> BasicProperties {
+/// The properties of a copy: the original's, less what would act a second time, with the stamp over them; its headers
+/// fit a frame of `frame_max` bytes.
+pub(super) fn copy(original: &Original, stamp: &Stamp, frame_max: u32) -> BasicProperties {
     let p = &original.properties;
     let mut headers = BTreeMap::new();
     // The first copy's; the headers of a copy that comes back override them.
@@ -134,7 +142,7 @@ fn copy(original: &Original, own: FieldTable, removed: &[&str], frame_max: u32) 
     headers.insert(ORIGINAL_ROUTING_KEY.into(), string(&original.routing_key));
     let carried = p.headers().iter().flat_map(|table| table.inner());
     headers.extend(carried.map(|(name, value)| (name.clone(), value.clone())));
-    for name in BOOKKEEPING.iter().chain(removed) {
+    for name in BOOKKEEPING.iter().chain([&RETRY_COUNT]) {
         headers.remove(*name);
     }
     for (name, kept_as) in ROUTING {
@@ -169,8 +177,9 @@ fn copy(original: &Original, own: FieldTable, removed: &[&str], frame_max: u32) 
         // The broker refuses a copy in another user's name.
         headers.insert("original-user-id".into(), string(user));
     }
-    shrink(&mut headers, own.inner(), frame_max);
-    headers.extend(own.inner().iter().map(|(name, value)| (name.clone(), value.clone())));
+    let own = stamp.headers();
+    shrink(&mut headers, &own, frame_max);
+    headers.extend(own);
     copy.with_headers(headers.into())
 }
 
@@ -251,8 +260,13 @@ mod tests {
         copy.headers().as_ref()?.inner().get(name)
     }
 
+    fn failure(detail: &str) -> Stamp {
+        let (reason, at) = (Reason::Rejected, DateTime::UNIX_EPOCH);
+        Stamp::Failure { reason, detail: detail.to_owned(), attempts: 1, at }
+    }
+
     fn failed(original: &Original) -> BasicProperties {
-        failure_copy(original, Reason::Rejected, "why", 1, DateTime::UNIX_EPOCH, FRAME_MAX)
+        copy(original, &failure("why"), FRAME_MAX)
     }
 
     #[test]
@@ -306,7 +320,7 @@ mod tests {
             .with_timestamp(3)
             .with_reply_to("client.queue".into())
             .with_delivery_mode(1);
-        let copy = retry_copy(&original, 2, FRAME_MAX);
+        let copy = copy(&original, &Stamp::Retry(2), FRAME_MAX);
         for (name, value) in &mine {
             assert_eq!(header(&copy, name), Some(value), "{name}");
         }
@@ -352,7 +366,7 @@ mod tests {
     #[test]
     fn the_detail_is_cut_to_1_kib() {
         let detail = "é".repeat(1000);
-        let copy = failure_copy(&with_headers(&[]), Reason::Malformed, &detail, 1, DateTime::UNIX_EPOCH, FRAME_MAX);
+        let copy = copy(&with_headers(&[]), &failure(&detail), FRAME_MAX);
         let Some(AMQPValue::LongString(cut)) = header(&copy, FAILURE_DETAIL) else { panic!("{copy:?}") };
         assert_eq!(cut.len(), 1024);
     }

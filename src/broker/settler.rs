@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::consumer::{Parcel, Receipt, Subscription, Unsettled};
-use super::headers::{failure_copy, retry_copy};
+use super::headers::{Stamp, copy};
 use super::{Publisher, Topology};
 use crate::message::Verdict;
 
@@ -21,6 +21,7 @@ use crate::message::Verdict;
 /// placed holds its original, and nobody else's.
 #[derive(Debug)]
 pub struct Settler {
+    topology: Topology,
     unsettled: Arc<Unsettled>,
     copies: mpsc::UnboundedSender<Copy>, // bounded by the subscription's window
     placing: Arc<AtomicUsize>,
@@ -31,7 +32,8 @@ pub struct Settler {
 #[derive(Debug)]
 struct Copy {
     parcel: Parcel,
-    verdict: Verdict,
+    queue: String,
+    stamp: Stamp,
     pauses: ExponentialBackoff,
     due: Instant,
 }
@@ -41,24 +43,35 @@ impl Settler {
     pub fn new(subscription: &Subscription, publisher: Publisher, topology: Topology) -> Self {
         let (copies, waiting) = mpsc::unbounded_channel();
         let (unsettled, placing) = (subscription.unsettled(), Arc::new(AtomicUsize::new(0)));
-        let desk = Desk { publisher, topology, unsettled: unsettled.clone(), placing: placing.clone() };
-        Self { unsettled, copies, placing, task: AbortOnDropHandle::new(tokio::spawn(desk.run(waiting))) }
+        let desk = Desk { publisher, unsettled: unsettled.clone(), placing: placing.clone() };
+        Self { topology, unsettled, copies, placing, task: AbortOnDropHandle::new(tokio::spawn(desk.run(waiting))) }
     }
 
     /// Acknowledges what is done with, and has copies made of the rest.
     pub async fn settle(&self, decided: impl IntoIterator<Item = (Parcel, Verdict)>) {
         let mut done = Vec::new();
         for (parcel, verdict) in decided {
-            if verdict == Verdict::Ack {
-                done.push(parcel.receipt);
-                continue;
-            }
+            let (queue, stamp) = match verdict {
+                Verdict::Ack => {
+                    done.push(parcel.receipt);
+                    continue;
+                }
+                Verdict::Retry { retry, delay, .. } => (self.topology.retry_queue(delay), Stamp::Retry(retry)),
+                Verdict::Park { reason, detail, attempts } => {
+                    (self.topology.failure_queue(), Stamp::Failure { reason, detail, attempts, at: Utc::now() })
+                }
+            };
             self.placing.fetch_add(1, Ordering::Relaxed);
-            let copy = Copy { parcel, verdict, pauses: pauses(), due: Instant::now() };
-            // The task ends only after this sender; without it the original stays unsettled.
+            let copy = Copy { parcel, queue, stamp, pauses: pauses(), due: Instant::now() };
+            // Fails only when the task is gone; the original stays unsettled then, and `is_alive` tells.
             self.copies.send(copy).ok();
         }
         acknowledge(&self.unsettled, done).await;
+    }
+
+    /// Whether copies are still made.
+    pub fn is_alive(&self) -> bool {
+        !self.copies.is_closed()
     }
 
     /// How many originals wait for their copy to be placed.
@@ -93,7 +106,6 @@ async fn acknowledge(unsettled: &Unsettled, receipts: Vec<Receipt>) {
 /// The task that places copies.
 struct Desk {
     publisher: Publisher,
-    topology: Topology,
     unsettled: Arc<Unsettled>,
     placing: Arc<AtomicUsize>,
 }
@@ -124,31 +136,22 @@ impl Desk {
     }
 
     /// Places a copy and acknowledges its original, or gives the copy back for later.
-    async fn place(&mut self, mut copy: Copy) -> Option<Copy> {
-        let Parcel { original, body, .. } = &copy.parcel;
-        let placed = match &copy.verdict {
-            Verdict::Ack => Ok(()),
-            Verdict::Retry { retry, delay, .. } => {
-                let queue = self.topology.retry_queue(*delay);
-                self.publisher.publish(&queue, |max| retry_copy(original, *retry, max), body).await
-            }
-            Verdict::Park { reason, detail, attempts } => {
-                let properties = |max| failure_copy(original, *reason, detail, *attempts, Utc::now(), max);
-                self.publisher.publish(&self.topology.failure_queue(), properties, body).await
-            }
-        };
+    async fn place(&mut self, mut waiting: Copy) -> Option<Copy> {
+        let Copy { parcel, queue, stamp, .. } = &waiting;
+        let properties = |frame_max| copy(&parcel.original, stamp, frame_max);
+        let placed = self.publisher.publish(queue, properties, &parcel.body).await;
         match placed {
             Ok(()) => {
-                acknowledge(&self.unsettled, vec![copy.parcel.receipt]).await;
+                acknowledge(&self.unsettled, vec![waiting.parcel.receipt]).await;
                 self.placing.fetch_sub(1, Ordering::Relaxed);
                 None
             }
             Err(error) => {
-                let pause = copy.pauses.next().unwrap_or_default();
+                let pause = waiting.pauses.next().unwrap_or_default();
                 let error = format!("{error:#}");
-                tracing::warn!(message_id = ?original.message_id(), error, ?pause, "copy not placed, original held");
-                copy.due = Instant::now() + pause;
-                Some(copy)
+                tracing::warn!(message_id = ?waiting.parcel.original.message_id(), error, ?pause, "copy not placed, original held");
+                waiting.due = Instant::now() + pause;
+                Some(waiting)
             }
         }
     }
