@@ -44,7 +44,8 @@ impl Database {
              set local synchronous_commit = on; \
              set local statement_timeout = {milliseconds}; \
              set local lock_timeout = {milliseconds}; \
-             set local idle_in_transaction_session_timeout = {milliseconds}"
+             set local idle_in_transaction_session_timeout = {milliseconds}; \
+             savepoint seal"
         );
         // Every statement may take the timeout, but a transaction of a handful that takes several of them is
         // talking to a server that does not answer any more.
@@ -140,17 +141,18 @@ impl Transaction {
         &mut self.connection
     }
 
-    /// Commits, if the transaction is still whole.
+    /// Commits, if this is still the transaction that was begun, and whole.
     ///
-    /// PostgreSQL answers the `commit` of an aborted transaction with a rollback and no error. So it is sealed
-    /// first: `savepoint` fails in an aborted transaction and outside of one, and `set constraints` brings forward
-    /// what is deferred to the commit. One round trip for the three; none of them runs after one that failed.
+    /// PostgreSQL answers the `commit` of an aborted transaction with a rollback and no error. So a seal is set when it
+    /// begins and broken here: `release` fails in an aborted transaction, outside of one, and in any other than that
+    /// which has the savepoint. `set constraints` brings forward what is deferred to the commit. One round trip for the
+    /// three; none of them runs after one that failed.
     ///
     /// # Errors
-    /// 25P02 or 25P01 when the seal found the transaction broken; a deferred constraint's own error; or the
-    /// connection's, and then nobody knows whether the commit took place.
+    /// 25P02, 25P01 or 3B001 when a handler has aborted, ended or replaced the transaction; a deferred constraint's own
+    /// error; or the connection's, and then nobody knows whether the commit took place.
     pub async fn commit(mut self) -> sqlx::Result<()> {
-        sqlx::raw_sql("savepoint seal; set constraints all immediate; commit").execute(self.connection()).await?;
+        sqlx::raw_sql("release seal; set constraints all immediate; commit").execute(self.connection()).await?;
         self.ended = true;
         Ok(())
     }
@@ -306,7 +308,7 @@ mod tests {
     fn every_sqlstate_has_one_culprit() {
         for (states, expected) in [
             ("22003 22P02 23502 23505 23514 23P01", Blame::Event { permanent: true }),
-            ("23503 25P01 25P02 P0001 42601 21000 0L000", Blame::Event { permanent: false }),
+            ("23503 25P01 25P02 3B001 P0001 42601 21000 0L000", Blame::Event { permanent: false }),
             ("40001 40P01 0A000 26000 42P05", Blame::Contention { timed_out: false }),
             ("55P03 57014", Blame::Contention { timed_out: true }),
             ("57P01 57P02 08006 08P01", Blame::Service { broke_connection: true }),
