@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use sqlx::migrate::Migrator;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres};
 
 use crate::message::{Failure, Interruption, Stop, Suspicion};
 use crate::settings::DatabaseSettings;
@@ -16,6 +16,9 @@ use crate::settings::DatabaseSettings;
 /// How long a connection from the pool is waited for. Short, so that an outage is noticed, and its end too; the
 /// pool is large enough that nobody waits in ordinary times.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the reason for a failed connection is waited for; a server that refuses does so at once.
+const WHY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The pool, and how a transaction on it begins. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -57,11 +60,23 @@ impl Database {
     /// # Errors
     /// Whatever keeps the pool from giving a connection, or the server from beginning.
     pub async fn begin(&self) -> sqlx::Result<Transaction> {
+        let connection = match self.pool.acquire().await {
+            // The pool tries to connect until its time is up, and keeps why it could not to itself.
+            Err(sqlx::Error::PoolTimedOut) => return Err(self.why_not_connected().await),
+            acquired => acquired?,
+        };
         // Owned by the transaction before the first statement: a `begin` that is given up on must not bring its
         // connection back to the pool.
-        let mut transaction = Transaction { connection: self.pool.acquire().await?, ended: false };
+        let mut transaction = Transaction { connection, ended: false };
         sqlx::raw_sql(AssertSqlSafe(self.begin.clone())).execute(transaction.connection()).await?;
         Ok(transaction)
+    }
+
+    async fn why_not_connected(&self) -> sqlx::Error {
+        match tokio::time::timeout(WHY_TIMEOUT, PgConnection::connect_with(&self.pool.connect_options())).await {
+            Ok(Err(error)) => error,
+            Ok(Ok(_)) | Err(_) => sqlx::Error::PoolTimedOut,
+        }
     }
 
     /// The longest that a transaction may take, seen from here, where a silent network is noticed too.

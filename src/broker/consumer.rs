@@ -143,7 +143,7 @@ impl Subscription {
     fn take(&mut self, delivery: Option<lapin::Result<Delivery>>) -> anyhow::Result<()> {
         let delivery = match delivery {
             Some(Ok(delivery)) => delivery,
-            Some(Err(error)) => return Err(anyhow!(error).context("the subscription ended")),
+            Some(Err(error)) => return Err(anyhow!("the subscription ended: {error}")),
             None => return Err(anyhow!("the broker cancelled the subscription")),
         };
         // Left over from a connection that is gone: it will come again.

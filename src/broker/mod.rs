@@ -27,12 +27,18 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Why the broker could not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum BrokerError {
-    /// It said so, or the connection did.
+    /// It said so, or the connection did. No source: lapin's text holds that of its own sources.
     #[error("{0}")]
-    Lapin(#[from] lapin::Error),
+    Lapin(lapin::Error),
     /// It said nothing.
     #[error("no answer within {ANSWER_TIMEOUT:?}")]
     Silent,
+}
+
+impl From<lapin::Error> for BrokerError {
+    fn from(error: lapin::Error) -> Self {
+        Self::Lapin(error)
+    }
 }
 
 /// Waits for an answer of the broker, but not for ever.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, bail};
 use clap::{Parser, Subcommand};
 
 use crate::db::Database;
@@ -111,8 +111,9 @@ async fn reach_database(database: &Database, settings: &Settings) -> anyhow::Res
     let answer = async { database.begin().await?.rollback().await };
     let place = settings.database.url.place();
     match tokio::time::timeout(PATIENCE, answer).await {
-        Ok(answer) => answer.with_context(|| format!("cannot reach the database at {place}")),
-        Err(_) => anyhow::bail!("the database at {place} does not answer within {PATIENCE:?}"),
+        // sqlx's text holds that of its sources.
+        Ok(answer) => answer.map_err(|error| anyhow!("cannot reach the database at {place}: {error}")),
+        Err(_) => bail!("the database at {place} does not answer within {PATIENCE:?}"),
     }
 }
 

@@ -126,7 +126,10 @@ impl<D: Dispatch> Processor<D> {
     }
 
     async fn transact(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
-        let mut transaction = self.database.begin().await?;
+        // Whatever keeps a transaction from beginning is no event's fault.
+        let begun = self.database.begin().await;
+        let mut transaction =
+            begun.map_err(|error| Interruption { cause: anyhow!("{error}"), suspicion: Suspicion::None })?;
         match self.claim_and_dispatch(transaction.connection(), slice).await {
             Ok(outcomes) => {
                 transaction.commit().await?;
