@@ -9,8 +9,11 @@ use lapin::types::AMQPValue;
 use super::headers::FAILED_AT;
 use super::{BrokerError, Topology, answer};
 
-/// When the oldest message in the failure and retry queues failed, or was made: the first of each queue, by its
-/// `failed-at`, else its `timestamp`. A queue that does not exist holds nothing.
+/// The most messages of a queue that are looked at: a few seconds of work.
+const LOOK: usize = 10_000;
+
+/// When the oldest message in the failure and retry queues failed, or was made: by its `failed-at`, else its
+/// `timestamp`. Looks at the first 10,000 of each queue and gives them back. A queue that does not exist holds nothing.
 ///
 /// # Errors
 /// The broker's or the network's.
@@ -21,17 +24,19 @@ pub async fn oldest_waiting(
     let mut oldest = None;
     for queue in topology.retry_queues().into_iter().chain([topology.failure_queue()]) {
         let channel = answer(connection.create_channel()).await?;
-        let first = match answer(channel.basic_get(queue.into(), BasicGetOptions::default())).await {
-            Ok(first) => first,
-            Err(BrokerError::Lapin(error)) if error.is_amqp_soft_error() => continue,
-            Err(error) => return Err(error),
-        };
-        if let Some(message) = first {
-            let back = BasicNackOptions { requeue: true, ..BasicNackOptions::default() };
-            answer(message.delivery.acker.nack(back)).await?;
-            oldest = [oldest, made_at(&message)].into_iter().flatten().min();
+        for _ in 0..LOOK {
+            match answer(channel.basic_get(queue.as_str().into(), BasicGetOptions::default())).await {
+                Ok(Some(message)) => oldest = [oldest, made_at(&message)].into_iter().flatten().min(),
+                Ok(None) => break,
+                Err(BrokerError::Lapin(error)) if error.is_amqp_soft_error() => break,
+                Err(error) => return Err(error),
+            }
         }
-        answer(channel.close(200, "looked".into())).await?;
+        if channel.status().connected() {
+            let all = BasicNackOptions { multiple: true, requeue: true };
+            answer(channel.basic_nack(0, all)).await?;
+            answer(channel.close(200, "looked".into())).await?;
+        }
     }
     Ok(oldest)
 }
