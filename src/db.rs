@@ -242,7 +242,7 @@ impl From<sqlx::Error> for Stop {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
 
-        let service = |suspicion| Self::Service(Interruption { cause: anyhow!("{error}"), suspicion });
+        let service = |suspicion| Self::Service(Interruption { cause: anyhow!(explain(&error)), suspicion });
         let state = match &error {
             E::Database(database) => match database.code() {
                 Some(code) => code.into_owned(),
@@ -299,6 +299,14 @@ fn blame(state: &str) -> Blame {
             _ if state.starts_with("57P") => Blame::Service { broke_connection: false },
             _ => Blame::Event { permanent: false },
         },
+    }
+}
+
+/// An error that is about the service, with the database's own text: no row is part of it.
+pub fn explain(error: &sqlx::Error) -> String {
+    match error.as_database_error() {
+        Some(database) => format!("{} (SQLSTATE {})", database.message(), database.code().unwrap_or_default()),
+        None => error.to_string(),
     }
 }
 

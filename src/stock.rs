@@ -58,6 +58,11 @@ pub(crate) fn quote(text: &str) -> String {
     }
 }
 
+/// Foreign text made harmless for a line of the log: control characters and quotes escaped, cut to 1,000 characters.
+pub(crate) fn harmless(text: &str) -> String {
+    text.chars().take(1000).flat_map(char::escape_debug).collect()
+}
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

@@ -16,9 +16,9 @@ pub enum LogFormat {
     Json,
 }
 
-/// What is logged unless `RUST_LOG` says otherwise. lapin reports every lost connection by itself, as an error, and so
-/// do we, with what follows from it.
-const DEFAULT_FILTER: &str = "info,lapin=off";
+/// What is logged unless `RUST_LOG` says otherwise. The libraries report every lost connection by themselves, and so do
+/// we, with what follows from it.
+const DEFAULT_FILTER: &str = "info,lapin=off,sqlx=off";
 
 /// Sends all logs to standard error from now on.
 ///

@@ -13,10 +13,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology};
-use crate::db::Database;
+use crate::db::{Database, explain};
 use crate::inbox::{Dispatch, Interrupted, Processor};
 use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Suspicion, Verdict};
 use crate::settings::{AmqpSettings, ConsumeSettings, Settings};
+use crate::stock::harmless;
 
 /// How long nothing must have come before the queue is asked whether it is empty, when that ends the work.
 const IDLE: Duration = Duration::from_millis(100);
@@ -128,7 +129,7 @@ impl<D: Dispatch> Workers<D> {
             let answer = async { self.database.begin().await?.rollback().await };
             match answer.await {
                 Ok(()) => return outage.over(),
-                Err(error) => sleep(outage.pause(&error.to_string())).await,
+                Err(error) => sleep(outage.pause(&explain(&error))).await,
             }
         }
     }
@@ -377,8 +378,8 @@ impl Outage {
     pub(crate) fn pause(&mut self, cause: &str) -> Duration {
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.said.is_none_or(|said| said.elapsed() >= Duration::from_secs(60)) {
-            self.said = Some(Instant::now());
-            tracing::warn!(cause, since = ?since.elapsed(), "the database does not work, holding");
+            let held_for = self.said.replace(Instant::now()).map(|_| tracing::field::debug(since.elapsed()));
+            tracing::warn!(cause, held_for, "the database does not work, holding");
         }
         self.pauses.get_or_insert_with(outage_pauses).next().unwrap_or_default()
     }
@@ -402,33 +403,26 @@ fn outage_pauses() -> ExponentialBackoff {
 fn log(message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: &str) {
     let event_id = message.map(|message| tracing::field::display(message.id));
     let event = message.map(|message| message.event.name());
-    let (message_id, correlation_id) = (parcel.original.message_id(), parcel.original.correlation_id());
-    // Debug form for what is foreign: it escapes what could forge a line.
+    // Escaped: they are the producer's, and could forge a line.
+    let message_id = parcel.original.message_id().map(harmless);
+    let correlation_id = parcel.original.correlation_id().map(harmless);
     match verdict {
-        Verdict::Ack => tracing::debug!(event_id, event, ?message_id, ?correlation_id, "{done}"),
+        Verdict::Ack => tracing::debug!(event_id, event, message_id, correlation_id, "{done}"),
         Verdict::Retry { retry, delay, detail } => {
-            tracing::warn!(
-                event_id,
-                event,
-                ?message_id,
-                ?correlation_id,
-                retry,
-                ?delay,
-                ?detail,
-                "failed, to be retried"
-            );
+            let detail = harmless(detail);
+            tracing::warn!(event_id, event, message_id, correlation_id, retry, ?delay, detail, "failed, to be retried");
         }
         Verdict::Park { reason, detail, attempts } => {
-            let reason = reason.as_str();
+            let (reason, detail) = (reason.as_str(), harmless(detail));
             tracing::error!(
                 event_id,
                 event,
-                ?message_id,
-                ?correlation_id,
+                message_id,
+                correlation_id,
                 reason,
-                ?detail,
+                detail,
                 attempts,
-                "failed, to the failure queue"
+                "failed, to be parked in the failure queue"
             );
         }
     }

@@ -15,6 +15,7 @@ use lapin::{Acker, Channel, Connection, Consumer};
 use super::answer;
 use super::headers::Original;
 use crate::message::{Message, Undecodable, decode};
+use crate::stock::harmless;
 
 /// The bounds of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +258,11 @@ impl Received {
         };
         let content = decode(&delivery.data, original.content_encoding(), max_body);
         let retries = original.retries().unwrap_or_else(|kind| {
-            tracing::warn!(message_id = ?original.message_id(), kind, "retry-count is no integer, taken as 0");
+            tracing::warn!(
+                message_id = original.message_id().map(harmless),
+                kind,
+                "retry-count is no integer, taken as 0"
+            );
             0
         });
         let receipt = Receipt { tag: delivery.delivery_tag, acker: delivery.acker };

@@ -14,6 +14,7 @@ use super::consumer::{Parcel, Receipt, Subscription, Unsettled};
 use super::headers::{Stamp, copy};
 use super::{Publisher, Topology};
 use crate::message::Verdict;
+use crate::stock::harmless;
 
 /// Settles the deliveries of one subscription.
 ///
@@ -149,7 +150,8 @@ impl Desk {
             Err(error) => {
                 let pause = waiting.pauses.next().unwrap_or_default();
                 let error = format!("{error:#}");
-                tracing::warn!(message_id = ?waiting.parcel.original.message_id(), error, ?pause, "copy not placed, original held");
+                let message_id = waiting.parcel.original.message_id().map(harmless);
+                tracing::warn!(message_id, error, ?pause, "copy not placed, original held");
                 waiting.due = Instant::now() + pause;
                 Some(waiting)
             }

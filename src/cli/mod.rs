@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use clap::{Parser, Subcommand};
 
-use crate::db::Database;
+use crate::db::{Database, explain};
 use crate::settings::{Invalid, Settings};
 use crate::telemetry;
 
@@ -111,8 +111,7 @@ async fn reach_database(database: &Database, settings: &Settings) -> anyhow::Res
     let answer = async { database.begin().await?.rollback().await };
     let place = settings.database.url.place();
     match tokio::time::timeout(PATIENCE, answer).await {
-        // sqlx's text holds that of its sources.
-        Ok(answer) => answer.map_err(|error| anyhow!("cannot reach the database at {place}: {error}")),
+        Ok(answer) => answer.map_err(|error| anyhow!("cannot reach the database at {place}: {}", explain(&error))),
         Err(_) => bail!("the database at {place} does not answer within {PATIENCE:?}"),
     }
 }

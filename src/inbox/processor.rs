@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use sqlx::PgConnection;
 
 use super::guard::{Claim, Fresh, claim};
-use crate::db::Database;
+use crate::db::{Database, explain};
 use crate::message::{Failure, Interruption, Message, Outcome, Stop, Suspicion};
 
 /// What happens on each event. The one seam between the guarantee and the business.
@@ -129,10 +129,10 @@ impl<D: Dispatch> Processor<D> {
         // Whatever keeps a transaction from beginning is no event's fault.
         let begun = self.database.begin().await;
         let mut transaction =
-            begun.map_err(|error| Interruption { cause: anyhow!("{error}"), suspicion: Suspicion::None })?;
+            begun.map_err(|error| Interruption { cause: anyhow!(explain(&error)), suspicion: Suspicion::None })?;
         match self.claim_and_dispatch(transaction.connection(), slice).await {
             Ok(outcomes) => {
-                transaction.commit().await?;
+                transaction.commit().await.map_err(|error| Stop::from(error).during("commit"))?;
                 self.committed.fetch_add(outcomes.len() as u64, Ordering::Relaxed);
                 Ok(outcomes)
             }

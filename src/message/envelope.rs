@@ -73,7 +73,11 @@ pub(super) fn parse<'b, T: Deserialize<'b>>(text: &'b str, place: &str) -> Resul
                 },
                 Ok(_) => place.to_owned(), // a whole value followed by something else
             };
-            Err(Undecodable::malformed(&path, error.to_string()))
+            // The place of a wrong value is its path; only bad JSON needs line and column.
+            let text = error.to_string();
+            let position = format!(" at line {} column {}", error.line(), error.column());
+            let what = if error.is_data() { text.strip_suffix(&position).unwrap_or(&text) } else { &text };
+            Err(Undecodable::malformed(&path, what.to_owned()))
         }
     }
 }
@@ -182,7 +186,12 @@ impl<'de> Deserialize<'de> for OccurredAt {
 
 impl Undecodable {
     /// Something is wrong at `place`, a path such as `payload.lines[2].quantity`, or "" for the whole.
-    pub(super) fn malformed(place: &str, what: String) -> Self {
+    pub(super) fn malformed(place: &str, mut what: String) -> Self {
+        // The parser quotes a value of a wrong type in full, with the rule behind it.
+        if what.len() > 400 {
+            let middle = what.floor_char_boundary(200)..what.ceil_char_boundary(what.len() - 200);
+            what.replace_range(middle, "…");
+        }
         let place = match place {
             "" => "body".to_owned(),
             // The path quotes keys as they were sent.
@@ -285,6 +294,11 @@ mod tests {
                 ),
                 "payload.lines[0]",
                 "expected an object",
+            ),
+            (
+                replaced("\"lines\":[", &format!("\"lines\":\"{}\",\"x\":[", "y".repeat(100_000))),
+                "payload.lines",
+                "expected an array of lines",
             ),
             (replaced("12:00:00Z", "12:00:00"), "occurred_at", "RFC 3339"),
             (replaced("T12:00:00Z", " 12:00:00Z"), "occurred_at", "RFC 3339"),

@@ -140,10 +140,27 @@ fn status<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error
 
 /// An integer from 1 to 2^63 − 1; 1.0 and 1e0 are no integers here.
 fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
-    match i64::deserialize(deserializer)? {
-        version @ 1.. => Ok(version),
-        version => Err(de::Error::custom(format_args!("must be at least 1, got {version}"))),
+    struct Version;
+
+    impl de::Visitor<'_> for Version {
+        type Value = i64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number from 1 to 9223372036854775807")
+        }
+
+        fn visit_u64<E: de::Error>(self, number: u64) -> Result<i64, E> {
+            let version = i64::try_from(number).ok().filter(|version| *version > 0);
+            version.ok_or_else(|| E::invalid_value(de::Unexpected::Unsigned(number), &self))
+        }
+
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<i64, E> {
+            // The parser gives only negative numbers here.
+            Err(E::invalid_value(de::Unexpected::Signed(number), &self))
+        }
     }
+
+    deserializer.deserialize_i64(Version)
 }
 
 #[cfg(test)]
