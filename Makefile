@@ -7,10 +7,10 @@
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-demo: ## watch a message that arrives twice take effect once
+demo: ## an order service with its accidents, two workers, a kill -9; ends in a report
 	scripts/demo
 
-test: ## run all tests against a PostgreSQL and a RabbitMQ of their own
+test: ## run all tests, on a real PostgreSQL and RabbitMQ
 	scripts/with-servers cargo test --locked
 
 lint: ## formatting, clippy, shellcheck

@@ -1,25 +1,166 @@
 //! Many events in one transaction, each with a fate of its own.
 
-use crate::support::{Order, Scripted, Step, TestBed};
+use std::collections::HashSet;
+
+use stock_service::inbox::Processor;
+use stock_service::message::{Failure, Outcome, decode};
+
+use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_poison_event_does_not_hold_back_its_batch() {
     let bed = TestBed::new().await;
     let orders: Vec<_> = (0..40).map(|_| Order::new(2)).collect();
-    for order in &orders {
-        bed.broker.publish(Order::EVENT, order.body()).await;
-    }
-    let poison = orders[23].event_id.clone();
-    let script = Scripted::new(move |message, _| match message.id.to_string() == poison {
-        true => Step::Reject,
-        false => Step::Apply,
-    });
-    bed.drain_with(script).await;
+    bed.broker.publish_all(Order::EVENT, orders.iter().map(Order::body)).await;
+    bed.drain_with(Scripted::only(&orders[23].event_id, |_| Step::Reject)).await;
     assert_eq!(bed.processed().await, 39);
     assert_eq!(bed.reservations().await, 78);
     let failed = bed.broker.take(&bed.broker.failure_queue()).await;
     assert_eq!(failed.len(), 1);
     assert_eq!(failed[0].body, orders[23].body().into_bytes());
     assert_eq!(failed[0].text("failure-reason"), "rejected");
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_culprit_of_32_costs_11_transactions() {
+    for culprit in [0, 13, 31] {
+        let bed = TestBed::new().await;
+        let bodies: Vec<_> = Order::many(32).iter().map(Order::body).collect();
+        let messages: Vec<_> =
+            bodies.iter().map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good order")).collect();
+        let script = Scripted::only(&messages[culprit].id.to_string(), |_| Step::Reject);
+        let progress =
+            Processor::new(bed.database(), script.clone()).process(&messages.iter().collect::<Vec<_>>()).await;
+        assert!(progress.interrupted.is_none());
+        assert_eq!(script.slices(), 11, "culprit {culprit}");
+        for (at, outcome) in progress.outcomes.iter().enumerate() {
+            match outcome {
+                Outcome::Applied => assert_ne!(at, culprit),
+                Outcome::Failed(Failure::Permanent(_)) => assert_eq!(at, culprit),
+                outcome => panic!("{at}: {outcome:?}"),
+            }
+        }
+        assert_eq!(progress.outcomes.len(), 32);
+        assert_eq!((bed.processed().await, bed.reservations().await), (31, 31));
+        bed.remove().await; // nothing came by the broker
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_culprits_in_a_batch_are_all_found() {
+    let bed = TestBed::new().await;
+    let orders = Order::many(90);
+    let culprits: HashSet<_> = orders.iter().step_by(3).map(|order| order.event_id.clone()).collect();
+    bed.broker.publish_all(Order::EVENT, orders.iter().map(Order::body)).await;
+    let bad = culprits.clone();
+    bed.drain_with(Scripted::new(move |message, _| match bad.contains(&message.id.to_string()) {
+        true => Step::Reject,
+        false => Step::Apply,
+    }))
+    .await;
+    assert_eq!((bed.processed().await, bed.reservations().await), (60, 60));
+    let failed: HashSet<_> = bed.broker.failed(30).await.into_iter().map(|message| message.body).collect();
+    let expected = orders.iter().filter(|order| culprits.contains(&order.event_id));
+    assert_eq!(failed, expected.map(|order| order.body().into_bytes()).collect());
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn good_duplicate_malformed_rejected_and_retried_messages_share_a_batch() {
+    let bed = TestBed::new().await;
+    let orders = Order::many(60);
+    let (rejected, retried) = (orders[10].event_id.clone(), orders[20].event_id.clone());
+    let mut bodies: Vec<_> = orders.iter().map(Order::body).collect();
+    bodies.insert(30, orders[5].body());
+    bodies.insert(25, "{\"event_id\":".to_owned());
+    bodies.insert(15, orders[14].body());
+    bed.broker.publish_all(Order::EVENT, bodies).await;
+    let script = Scripted::new(move |message, before| match message.id.to_string() {
+        id if id == rejected => Step::Reject,
+        id if id == retried && before == 0 => Step::Fail,
+        _ => Step::Apply,
+    });
+    let service = bed.start_with(script).await;
+    bed.has_processed(59).await;
+    let mut reasons: Vec<_> = bed.broker.failed(2).await.iter().map(|message| message.text("failure-reason")).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["malformed", "rejected"]);
+    service.stop().await;
+    assert_eq!(bed.reservations().await, 59);
+    assert_eq!(bed.broker.in_work().await, 0);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_and_windows_of_any_size_do_the_same() {
+    for (batch_size, prefetch, workers) in [("1", "1", "1"), ("1", "50", "2"), ("50", "3", "2"), ("7", "7", "3")] {
+        let mut bed = TestBed::new().await;
+        bed.set("consume.batch_size", batch_size);
+        bed.set("consume.prefetch", prefetch);
+        bed.set("consume.workers", workers);
+        let orders = Order::many(40);
+        bed.broker.publish_all(Order::EVENT, orders.iter().chain(&orders[..10]).map(Order::body)).await;
+        bed.drain_with(Scripted::only(&orders[17].event_id, |_| Step::Reject)).await;
+        assert_eq!((bed.processed().await, bed.reservations().await), (39, 39), "{batch_size} {prefetch} {workers}");
+        assert_eq!(bed.broker.failed(1).await[0].text("failure-reason"), "rejected");
+        bed.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_of_thousands_of_lines_are_applied_whole() {
+    let bed = TestBed::new().await;
+    let largest = Order::new(10_000);
+    let large: Vec<_> = (0..3).map(|_| Order::new(6_000)).collect();
+    let innocents = Order::many(20);
+    let orders = innocents[..10].iter().chain(&large).chain([&largest]).chain(&innocents[10..]);
+    bed.broker.publish_all(Order::EVENT, orders.map(Order::body)).await;
+    bed.drain().await;
+    assert_eq!(bed.reservations_of(&largest).await, 10_000);
+    for order in &large {
+        assert_eq!(bed.reservations_of(order).await, 6_000);
+    }
+    assert_eq!((bed.processed().await, bed.reservations().await), (24, 28_020));
+    assert_eq!(
+        bed.text("select max(quantity) || ' ' || sum(quantity) from reservation group by order_id order by max(quantity) desc limit 1").await,
+        Some("10000.500 50010000.000".to_owned())
+    );
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lone_event_does_not_wait_for_others() {
+    let bed = TestBed::new().await;
+    let service = bed.start().await;
+    let warm_up = Order::many(20);
+    bed.broker.publish_all(Order::EVENT, warm_up.iter().map(Order::body)).await;
+    bed.has_processed(20).await;
+    let mut best = std::time::Duration::MAX;
+    for n in 0..5 {
+        let begun = std::time::Instant::now();
+        bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+        eventually("it is applied", async || bed.processed().await == 21 + n).await;
+        best = best.min(begun.elapsed());
+    }
+    // The bed itself looks every 20 ms; a wait for more messages would be a constant on top of each.
+    assert!(best.as_millis() < 100, "{best:?}");
+    service.stop().await;
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_kinds_of_events_share_a_batch_and_its_fate() {
+    let bed = TestBed::new().await;
+    let orders = Order::many(20);
+    for order in &orders {
+        bed.broker.publish(Order::EVENT, order.body()).await;
+        bed.broker.publish(StatusChange::EVENT, StatusChange::new(order, "paid", 1).body()).await;
+    }
+    bed.drain_with(Scripted::only(&orders[9].event_id, |_| Step::Reject)).await;
+    assert_eq!(bed.processed().await, 39);
+    assert_eq!(bed.count("select count(*) from order_status where status = 'paid' and version = 1").await, 20);
+    assert_eq!(bed.reservations_of(&orders[9]).await, 0);
+    assert_eq!(bed.broker.failed(1).await.len(), 1);
     bed.finish().await;
 }

@@ -2,7 +2,34 @@
 //!
 //! Each test has a database, an exchange and queues of its own, and ends with an audit of them.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "a test says what it expects by failing")]
+#![allow(unreachable_pub, reason = "nobody imports a test")]
+
 mod support;
 
+mod architecture;
 mod batches;
+mod cli;
+mod commit;
+mod contract;
+mod copies;
+mod crash_recovery;
+mod docs;
 mod double_delivery;
+mod failure_queue;
+mod handler_failure;
+mod malformed;
+mod order_status;
+mod outage;
+mod placement;
+mod purge;
+mod purge_refusals;
+mod reservations;
+mod retries;
+mod retry_count;
+mod secrets;
+mod settings;
+mod shutdown;
+mod sqlstates;
+mod start;
+mod topology;

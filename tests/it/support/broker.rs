@@ -1,6 +1,6 @@
 //! The broker as a test sees it: publishes, counts and takes messages by itself.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -8,31 +8,14 @@ use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
     QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
-use lapin::types::{AMQPValue, FieldTable, LongString};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 
-/// A message taken out of a queue.
-#[derive(Debug)]
-pub struct Message {
-    pub body: Vec<u8>,
-    pub properties: BasicProperties,
-    pub redelivered: bool,
-}
+use super::eventually;
+use super::message::{Message, persistent, table};
 
-impl Message {
-    /// A header as it is.
-    pub fn header(&self, name: &str) -> Option<&AMQPValue> {
-        self.properties.headers().as_ref()?.inner().get(name)
-    }
-
-    /// A header that must be text.
-    pub fn text(&self, name: &str) -> String {
-        match self.header(name) {
-            Some(AMQPValue::LongString(text)) => String::from_utf8_lossy(text.as_bytes()).into_owned(),
-            other => panic!("header {name} is {other:?}"),
-        }
-    }
-}
+/// The retry queues of the ordinary test: 50, 100 and 200 ms.
+const LADDER: [u32; 3] = [50, 100, 200];
 
 /// One test's exchange and queues.
 #[derive(Debug)]
@@ -42,6 +25,10 @@ pub struct Broker {
     name: String,
     published: Mutex<Vec<Vec<u8>>>,
     taken: AtomicI64,
+    /// The delays of all retry queues that the test has the service use.
+    delays: Mutex<BTreeSet<u32>>,
+    /// Further queues of the test.
+    declared: Mutex<BTreeSet<String>>,
 }
 
 impl Broker {
@@ -49,7 +36,15 @@ impl Broker {
         let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the broker");
         let channel = connection.create_channel().await.expect("a channel");
         channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
-        Self { connection, channel, name: name.to_owned(), published: Mutex::default(), taken: AtomicI64::new(0) }
+        Self {
+            connection,
+            channel,
+            name: name.to_owned(),
+            published: Mutex::default(),
+            taken: AtomicI64::new(0),
+            delays: Mutex::new(LADDER.into()),
+            declared: Mutex::default(),
+        }
     }
 
     pub fn connection(&self) -> &Connection {
@@ -72,9 +67,39 @@ impl Broker {
         format!("{}.failed", self.queue())
     }
 
+    /// A name for a queue of the test's own.
+    pub fn own_queue(&self, name: &str) -> String {
+        format!("{}.{name}", self.name)
+    }
+
+    /// Remembers a retry queue beyond the ordinary ones, to count and to remove it.
+    pub fn also_delays(&self, milliseconds: u32) {
+        self.delays.lock().expect("no panic").insert(milliseconds);
+    }
+
+    fn retry_queues(&self) -> Vec<String> {
+        self.delays.lock().expect("no panic").iter().map(|delay| self.retry_queue(*delay)).collect()
+    }
+
     /// Publishes an event's body under its name, as a relay would.
     pub async fn publish(&self, event_name: &str, body: impl AsRef<[u8]>) {
-        self.publish_with(event_name, body, BasicProperties::default().with_delivery_mode(2)).await;
+        self.publish_with(event_name, body, persistent()).await;
+    }
+
+    /// Publishes many bodies under one name, in this order, without waiting for each; the broker has them all when this
+    /// returns.
+    pub async fn publish_all(&self, event_name: &str, bodies: impl IntoIterator<Item = String>) {
+        let mut confirms = Vec::new();
+        for body in bodies {
+            let (exchange, options) = (self.exchange(), BasicPublishOptions::default());
+            let publish =
+                self.channel.basic_publish(exchange.into(), event_name.into(), options, body.as_bytes(), persistent());
+            confirms.push(publish.await.expect("a publish"));
+            self.published.lock().expect("no panic").push(body.into_bytes());
+        }
+        for confirm in confirms {
+            assert_eq!(confirm.await.expect("a confirm"), Confirmation::Ack(None));
+        }
     }
 
     /// Publishes with these properties; the broker has it when this returns.
@@ -87,10 +112,23 @@ impl Broker {
         self.send("", queue, &message.body, message.properties.clone()).await;
     }
 
-    async fn send(&self, exchange: &str, routing_key: &str, body: &[u8], properties: BasicProperties) {
+    /// Publishes to any exchange; the message must be routed, and the broker has it when this returns.
+    pub async fn send(&self, exchange: &str, routing_key: &str, body: &[u8], properties: BasicProperties) {
+        self.send_on(&self.channel, exchange, routing_key, body, properties).await;
+    }
+
+    /// Publishes on a channel of the caller's.
+    pub async fn send_on(
+        &self,
+        channel: &Channel,
+        exchange: &str,
+        routing_key: &str,
+        body: &[u8],
+        properties: BasicProperties,
+    ) {
+        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let confirm =
-            self.channel.basic_publish(exchange.into(), routing_key.into(), mandatory, body, properties).await;
+        let confirm = channel.basic_publish(exchange.into(), routing_key.into(), mandatory, body, properties).await;
         let confirmation = confirm.expect("a publish").await.expect("a confirm");
         assert_eq!(confirmation, Confirmation::Ack(None), "published to {exchange:?} {routing_key:?}");
         self.published.lock().expect("no panic").push(body.to_vec());
@@ -104,6 +142,11 @@ impl Broker {
     /// How many messages this test has taken out of queues.
     pub fn taken(&self) -> i64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Accounts for so many messages that the service may acknowledge and forget.
+    pub fn account_for(&self, messages: i64) {
+        self.taken.fetch_add(messages, Ordering::Relaxed);
     }
 
     /// The ids of all published bodies that have a canonical one.
@@ -123,7 +166,12 @@ impl Broker {
 
     /// Consumers of the main queue.
     pub async fn consumers(&self) -> u32 {
-        self.passive(&self.queue()).await.map_or(0, |(_, consumers)| consumers)
+        self.consumers_of(&self.queue()).await
+    }
+
+    /// Consumers of a queue.
+    pub async fn consumers_of(&self, queue: &str) -> u32 {
+        self.passive(queue).await.map_or(0, |(_, consumers)| consumers)
     }
 
     async fn passive(&self, queue: &str) -> Option<(u32, u32)> {
@@ -135,13 +183,29 @@ impl Broker {
         Some((queue.message_count(), queue.consumer_count()))
     }
 
-    /// Messages that are ready in the main queue and in the retry queues of the usual ladders.
+    /// Whether a queue exists.
+    pub async fn exists(&self, queue: &str) -> bool {
+        self.passive(queue).await.is_some()
+    }
+
+    /// Messages that are ready in the main queue and in the retry queues.
     pub async fn in_work(&self) -> u32 {
         let mut messages = self.depth(&self.queue()).await;
-        for delay in [50, 100, 200] {
-            messages += self.depth(&self.retry_queue(delay)).await;
+        for queue in self.retry_queues() {
+            messages += self.depth(&queue).await;
         }
         messages
+    }
+
+    /// Waits until so many messages are ready in a queue.
+    pub async fn has(&self, queue: &str, messages: u32) {
+        eventually(&format!("{messages} messages in {queue}"), async || self.depth(queue).await == messages).await;
+    }
+
+    /// Waits until so many messages are in the failure queue, and takes them.
+    pub async fn failed(&self, messages: u32) -> Vec<Message> {
+        self.has(&self.failure_queue(), messages).await;
+        self.take(&self.failure_queue()).await
     }
 
     /// Takes all messages that are ready in a queue.
@@ -152,20 +216,35 @@ impl Broker {
         {
             got.delivery.acker.ack(BasicAckOptions::default()).await.expect("an acknowledgement");
             self.taken.fetch_add(1, Ordering::Relaxed);
-            messages.push(Message {
-                body: got.delivery.data,
-                properties: got.delivery.properties,
-                redelivered: got.delivery.redelivered,
-            });
+            messages.push(Message { body: got.delivery.data, properties: got.delivery.properties });
         }
         messages
     }
 
-    /// Declares a queue of the test's own, with these arguments.
+    /// Declares a queue with these arguments.
     pub async fn declare(&self, queue: &str, arguments: &[(&str, AMQPValue)]) {
-        let table: BTreeMap<_, _> = arguments.iter().map(|(name, value)| ((*name).into(), value.clone())).collect();
+        self.declared.lock().expect("no panic").insert(queue.to_owned());
+        self.try_declare(queue, arguments).await.expect("a new queue");
+    }
+
+    /// Declares a queue with these arguments; when it exists with others, the broker says so.
+    pub async fn try_declare(&self, queue: &str, arguments: &[(&str, AMQPValue)]) -> lapin::Result<()> {
+        // A channel of its own: a refusal closes it.
+        let channel = self.connection.create_channel().await.expect("a channel");
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        self.channel.queue_declare(queue.into(), durable, table.into()).await.expect("a new queue");
+        channel.queue_declare(queue.into(), durable, table(arguments)).await?;
+        channel.close(200, "".into()).await
+    }
+
+    /// Takes so many messages and keeps them unacknowledged, as a consumer that is about to die; closing the channel
+    /// gives them back.
+    pub async fn hold(&self, queue: &str, messages: usize) -> Channel {
+        let channel = self.connection.create_channel().await.expect("a channel");
+        for _ in 0..messages {
+            let got = channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("an existing queue");
+            assert!(got.is_some(), "{queue} is empty");
+        }
+        channel
     }
 
     /// Binds a queue of the test's own to the exchange of the events.
@@ -187,19 +266,12 @@ impl Broker {
 
     /// Removes everything of the test.
     pub async fn remove(&self) {
-        for queue in [self.queue(), self.failure_queue()] {
+        let declared: Vec<_> = self.declared.lock().expect("no panic").iter().cloned().collect();
+        for queue in [self.queue(), self.failure_queue()].into_iter().chain(self.retry_queues()).chain(declared) {
             self.delete(&queue).await;
-        }
-        for delay in [50, 100, 200] {
-            self.delete(&self.retry_queue(delay)).await;
         }
         let exchange = self.exchange();
         self.channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default()).await.expect("a deletion");
         self.connection.close(200, "".into()).await.expect("a goodbye");
     }
-}
-
-/// A header value that is text.
-pub fn text(text: &str) -> AMQPValue {
-    AMQPValue::LongString(LongString::from(text))
 }

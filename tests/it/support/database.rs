@@ -11,13 +11,17 @@ pub async fn create() -> (String, String) {
     (name, url)
 }
 
-/// Drops it, whoever is still connected.
-pub async fn drop(url: &str) {
+/// Drops it, whoever is still connected, and the user that belonged to it.
+pub async fn drop(url: &str, user: Option<&str>) {
     let name = url::Url::parse(url).expect("a URL").path().trim_start_matches('/').to_owned();
     execute(&server_url(), format!("drop database {name} with (force)")).await;
+    if let Some(user) = user {
+        execute(&server_url(), format!("drop role {user}")).await;
+    }
 }
 
-fn server_url() -> String {
+/// The server's own database, which no test works in.
+pub fn server_url() -> String {
     std::env::var("DATABASE_URL").expect("DATABASE_URL names the database server; `make test` sets it")
 }
 
@@ -27,7 +31,8 @@ fn with_database(url: &str, name: &str) -> String {
     url.into()
 }
 
-async fn execute(url: &str, sql: String) {
+/// Runs one statement on a connection of its own.
+pub async fn execute(url: &str, sql: String) {
     let mut connection = PgConnection::connect(url).await.expect("the database server");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.expect("the right to create databases");
     connection.close().await.expect("a goodbye");

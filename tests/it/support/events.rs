@@ -3,7 +3,8 @@
 use serde_json::json;
 use uuid::Uuid;
 
-fn id() -> String {
+/// A fresh id, as the producers make them.
+pub fn id() -> String {
     Uuid::now_v7().to_string()
 }
 
@@ -28,6 +29,16 @@ impl Order {
             customer_id: id(),
             lines: (1..=lines).map(|n| (id(), format!("{n}.500"))).collect(),
         }
+    }
+
+    /// A new order of one line with this quantity, by which a trigger can tell it apart.
+    pub fn of(quantity: &str) -> Self {
+        Self { lines: vec![(id(), quantity.to_owned())], ..Self::new(0) }
+    }
+
+    /// So many new orders of one line.
+    pub fn many(orders: usize) -> Vec<Self> {
+        (0..orders).map(|_| Self::new(1)).collect()
     }
 
     pub fn body(&self) -> String {

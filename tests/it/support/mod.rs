@@ -3,12 +3,14 @@
 mod broker;
 mod database;
 mod events;
+mod message;
 mod process;
+mod proxy;
 mod scripted;
 
 use std::time::Duration;
 
-use sqlx::PgPool;
+use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 use stock_service::broker::Topology;
 use stock_service::db::Database;
 use stock_service::handlers::Handlers;
@@ -19,9 +21,11 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub use broker::{Broker, Message};
-pub use events::{Order, StatusChange};
-pub use process::Process;
+pub use broker::Broker;
+pub use events::{Order, StatusChange, id};
+pub use message::{Message, persistent, table, text, with_headers};
+pub use process::{Finished, Process, temporary_file};
+pub use proxy::Proxy;
 pub use scripted::{Scripted, Step};
 
 /// The longest that anything a test waits for may take. Far beyond the ordinary, for machines that are shared.
@@ -35,6 +39,8 @@ pub struct TestBed {
     /// The test's own view of the broker.
     pub broker: Broker,
     environment: Vec<(String, String)>,
+    /// A database user of the test's own.
+    user: Option<String>,
     finished: bool,
 }
 
@@ -62,21 +68,42 @@ impl TestBed {
         let environment = environment.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
         let pool = PgPool::connect(&database_url).await.expect("the new database");
         let broker = Broker::connect(&amqp_url, &name).await;
-        Self { pool, broker, environment, finished: false }
+        Self { pool, broker, environment, user: None, finished: false }
     }
 
-    /// Declares exchange and queues as the settings are by now.
+    /// Changes the retries: so many, the first after so many milliseconds, each further one after twice as long.
+    pub fn set_ladder(&mut self, retries: u32, milliseconds: u32) {
+        self.set("retry.max_retries", &retries.to_string());
+        self.set("retry.delay", &format!("{milliseconds}ms"));
+        self.set("retry.max_delay", "1d");
+        for retry in 0..retries {
+            self.broker.also_delays(milliseconds << retry);
+        }
+    }
+
+    /// Declares exchange and queues for the settings as they are by now, even when the service itself must not.
     pub async fn declare(&self) {
-        let settings = self.settings();
+        let mut settings = self.settings();
+        settings.amqp.declare = true;
         let topology = Topology::new(&settings.amqp, &settings.retry);
         topology.ensure(self.broker.connection()).await.expect("new queues");
     }
 
     /// Changes a setting for what is started from now on, e.g. `retry.delay`.
     pub fn set(&mut self, key: &str, value: &str) {
-        let name = format!("STOCK__{}", key.to_uppercase().replace('.', "__"));
-        self.environment.retain(|(key, _)| *key != name);
-        self.environment.push((name, value.to_owned()));
+        self.set_variable(&format!("STOCK__{}", key.to_uppercase().replace('.', "__")), value);
+    }
+
+    /// Changes a variable for what is started from now on.
+    pub fn set_variable(&mut self, name: &str, value: &str) {
+        self.environment.retain(|(key, _)| key != name);
+        self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// A variable of what is started from now on.
+    pub fn variable(&self, name: &str) -> &str {
+        let variable = self.environment.iter().find(|(key, _)| key == name);
+        variable.map(|(_, value)| value.as_str()).expect(name)
     }
 
     /// The settings of this test.
@@ -143,14 +170,77 @@ impl TestBed {
         sqlx::query_scalar(sql).fetch_one(&self.pool).await.expect("a count")
     }
 
-    /// Runs a statement of the test's own.
-    pub async fn execute(&self, sql: &'static str) {
-        sqlx::raw_sql(sql).execute(&self.pool).await.expect(sql);
+    /// A value out of the database, as text.
+    pub async fn text(&self, sql: &str) -> Option<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&self.pool).await.expect(sql)
+    }
+
+    /// Runs statements of the test's own.
+    pub async fn execute(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.expect(sql);
+    }
+
+    /// Runs a statement that must not be run inside the test's own database.
+    pub async fn execute_beside(&self, sql: &str) {
+        database::execute(&database::server_url(), sql.to_owned()).await;
+    }
+
+    /// A session of the test's own beside all others, inside a transaction that has run these statements; dropping it
+    /// rolls back.
+    pub async fn side_session(&self, sql: &str) -> PgConnection {
+        let mut session = self.pool.acquire().await.expect("a connection").detach();
+        let statements = AssertSqlSafe(format!("begin; {sql}"));
+        sqlx::raw_sql(statements).execute(&mut session).await.expect("a side session");
+        session
+    }
+
+    /// The name of the test's database.
+    pub fn database_name(&self) -> String {
+        url::Url::parse(self.variable("DATABASE_URL")).expect("a URL").path().trim_start_matches('/').to_owned()
+    }
+
+    /// Has what is started from now on use a database user of its own, who may work with the rows and nothing else.
+    pub async fn demote(&mut self) -> String {
+        let user = format!("{}_user", self.database_name());
+        self.execute(&format!(
+            "create role {user} login password 'S3CR3T-user';
+             grant select, insert, update, delete on all tables in schema public to {user}"
+        ))
+        .await;
+        let mut url = url::Url::parse(self.variable("DATABASE_URL")).expect("a URL");
+        url.set_username(&user).expect("a user");
+        url.set_password(Some("S3CR3T-user")).expect("a password");
+        self.set("database.url", url.as_str());
+        self.user = Some(user.clone());
+        user
+    }
+
+    /// Waits until so many sessions wait for a lock.
+    pub async fn blocked(&self, sessions: i64) {
+        let waiting = "select count(*) from pg_stat_activity
+                       where datname = current_database() and wait_event_type = 'Lock'";
+        eventually(&format!("{sessions} sessions wait for a lock"), async || self.count(waiting).await == sessions)
+            .await;
+    }
+
+    /// Has each new reservation run this, as the body of a trigger; `new.quantity` tells a test's lines apart.
+    pub async fn on_reservation(&self, body: &str) {
+        self.execute(&format!(
+            "create sequence hits;
+             create function fault() returns trigger language plpgsql as $fault$ begin {body} return new; end $fault$;
+             create trigger fault before insert on reservation for each row execute function fault()"
+        ))
+        .await;
+    }
+
+    /// Waits until so many events are recorded as processed.
+    pub async fn has_processed(&self, events: i64) {
+        eventually(&format!("{events} events processed"), async || self.processed().await == events).await;
     }
 
     /// The audit that ends every test: whatever was published is accounted for by applied events, recognised copies
     /// and queued messages; no transaction was left open. Then everything is removed.
-    pub async fn finish(mut self) {
+    pub async fn finish(self) {
         let waiting = self.broker.in_work().await + self.broker.depth(&self.broker.failure_queue()).await;
         let queued = i64::from(waiting) + self.broker.taken();
         let (published, processed) = (self.broker.published(), self.processed().await);
@@ -163,15 +253,21 @@ impl TestBed {
             processed + queued >= distinct,
             "{distinct} events, {processed} processed, {queued} queued or taken: one is lost"
         );
-        let open = "select count(*) from pg_stat_activity
-                    where datname = current_database() and state like 'idle in transaction%'";
-        assert_eq!(self.count(open).await, 0, "a transaction was left open");
         let orphans = "select count(*) from reservation r
                        where not exists (select from order_status s where s.order_id = r.order_id)";
         assert_eq!(self.count(orphans).await, 0, "a reservation without its order");
+        self.remove().await;
+    }
+
+    /// Removes everything without the audit, which knows nothing of rows that a test wrote or deleted by itself. No
+    /// transaction may be open here either.
+    pub async fn remove(mut self) {
+        let open = "select count(*) from pg_stat_activity
+                    where datname = current_database() and state like 'idle in transaction%'";
+        assert_eq!(self.count(open).await, 0, "a transaction was left open");
         self.broker.remove().await;
         self.pool.close().await;
-        database::drop(&self.environment[0].1).await;
+        database::drop(self.variable("DATABASE_URL"), self.user.as_deref()).await;
         self.finished = true;
     }
 }
@@ -202,7 +298,12 @@ impl Service {
 
 /// Waits until the condition holds; panics, naming it, when it does not come to hold.
 pub async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    eventually_within(PATIENCE, what, condition).await;
+}
+
+/// Waits no longer than this until the condition holds.
+pub async fn eventually_within(limit: Duration, what: &str, condition: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + limit;
     while !condition().await {
         assert!(Instant::now() < deadline, "waited in vain: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
