@@ -68,8 +68,22 @@ impl Database {
         // Owned by the transaction before the first statement: a `begin` that is given up on must not bring its
         // connection back to the pool.
         let mut transaction = Transaction { connection, ended: false };
-        sqlx::raw_sql(AssertSqlSafe(self.begin.clone())).execute(transaction.connection()).await?;
+        let begin = sqlx::raw_sql(AssertSqlSafe(self.begin.clone())).execute(transaction.connection());
+        self.bounded(begin).await?;
         Ok(transaction)
+    }
+
+    /// Waits for the database no longer than a transaction may take. The server bounds each statement by itself; this
+    /// is for a network that has gone silent.
+    ///
+    /// # Errors
+    /// The work's own, or a timeout.
+    pub async fn bounded<T>(&self, work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+        let limit = self.transaction_timeout;
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+            let text = format!("no answer within {limit:?}");
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+        })
     }
 
     async fn why_not_connected(&self) -> sqlx::Error {

@@ -161,7 +161,8 @@ struct Pending {
 impl<D: Dispatch> Worker<D> {
     async fn run(mut self) -> anyhow::Result<()> {
         self.work().await?;
-        self.settler.finish().await;
+        // Bounded, for the others of this connection wait for it; what is not placed by then is given back.
+        tokio::time::timeout(self.shared.consume.grace, self.settler.finish()).await.ok();
         self.subscription.give_back().await
     }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 
 use crate::db::{Database, explain};
@@ -96,9 +96,7 @@ fn key_value(text: &str) -> Result<(String, String), &'static str> {
 }
 
 async fn migrate(settings: &Settings) -> anyhow::Result<()> {
-    let database = Database::new(&settings.database, 2);
-    reach_database(&database, settings).await?;
-    let migrated = database.migrate().await.context("cannot migrate")?;
+    let migrated = with_database(settings, async |database| database.migrate().await.context("cannot migrate")).await?;
     match migrated.applied {
         0 => println!("the schema is up to date"),
         applied => println!("{applied} migrations applied"),
@@ -106,14 +104,23 @@ async fn migrate(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes sure that the database answers, and says where it was looked for when it does not.
-async fn reach_database(database: &Database, settings: &Settings) -> anyhow::Result<()> {
-    let answer = async { database.begin().await?.rollback().await };
+/// Does a command's work on the database, if it answers; says where it was looked for when it does not. Ends its
+/// sessions in any case.
+async fn with_database<T>(
+    settings: &Settings,
+    work: impl AsyncFnOnce(&Database) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let database = Database::new(&settings.database, 2);
     let place = settings.database.url.place();
-    match tokio::time::timeout(PATIENCE, answer).await {
-        Ok(answer) => answer.map_err(|error| anyhow!("cannot reach the database at {place}: {}", explain(&error))),
-        Err(_) => bail!("the database at {place} does not answer within {PATIENCE:?}"),
-    }
+    let answer = async { database.begin().await?.rollback().await };
+    let result = match tokio::time::timeout(PATIENCE, answer).await {
+        Ok(Ok(())) => work(&database).await,
+        Ok(Err(error)) => Err(anyhow!("cannot reach the database at {place}: {}", explain(&error))),
+        Err(_) => Err(anyhow!("the database at {place} does not answer within {PATIENCE:?}")),
+    };
+    // A session that does not end in time ends with the process.
+    tokio::time::timeout(Duration::from_secs(1), database.close()).await.ok();
+    result
 }
 
 #[cfg(test)]

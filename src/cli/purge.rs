@@ -7,7 +7,7 @@ use chrono::{SecondsFormat, Utc};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
-use super::{PATIENCE, reach_database};
+use super::{PATIENCE, with_database};
 use crate::broker::{self, Topology};
 use crate::db::Database;
 use crate::inbox::purge;
@@ -42,16 +42,18 @@ fn horizon(text: &str) -> Result<Duration, String> {
 
 pub(super) async fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
     check(args.horizon, args.force, &settings).await?;
-    let database = Database::new(&settings.database, 2);
-    reach_database(&database, &settings).await?;
-    let cutoff = purge::cutoff(&database, args.horizon).await?;
+    with_database(&settings, async |database| purge(&args, database).await).await
+}
+
+async fn purge(args: &Args, database: &Database) -> anyhow::Result<()> {
+    let cutoff = purge::cutoff(database, args.horizon).await?;
     println!("cutoff {}", cutoff.to_rfc3339_opts(SecondsFormat::Secs, true));
     if args.dry_run {
-        println!("{} rows would be deleted", purge::count(&database, cutoff).await.context("cannot count")?);
+        println!("{} rows would be deleted", purge::count(database, cutoff).await.context("cannot count")?);
         return Ok(());
     }
-    let bar = progress_bar(&database, cutoff).await?;
-    let purged = purge::purge(&database, cutoff, |rows| bar.inc(rows)).await;
+    let bar = progress_bar(database, cutoff).await?;
+    let purged = purge::purge(database, cutoff, |rows| bar.inc(rows)).await;
     let deleted = bar.position();
     bar.finish_and_clear();
     let purged = purged.with_context(|| format!("the purge broke off after {deleted} rows, which stay deleted"))?;

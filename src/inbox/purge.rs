@@ -30,7 +30,8 @@ pub struct Purged {
 /// The database's; or a horizon that reaches back beyond its calendar.
 pub async fn cutoff(database: &Database, horizon: Duration) -> anyhow::Result<DateTime<Utc>> {
     let mut transaction = database.begin().await?;
-    let now = sqlx::query_scalar!("select now() as \"now!\"").fetch_one(transaction.connection()).await?;
+    let now = sqlx::query_scalar!("select now() as \"now!\"").fetch_one(transaction.connection());
+    let now = database.bounded(now).await?;
     transaction.rollback().await?;
     chrono::Duration::from_std(horizon)
         .ok()
@@ -45,8 +46,8 @@ pub async fn cutoff(database: &Database, horizon: Duration) -> anyhow::Result<Da
 pub async fn count(database: &Database, cutoff: DateTime<Utc>) -> sqlx::Result<u64> {
     let mut transaction = database.begin().await?;
     let rows = sqlx::query_scalar!("select count(*) as \"rows!\" from processed_event where processed_at < $1", cutoff)
-        .fetch_one(transaction.connection())
-        .await?;
+        .fetch_one(transaction.connection());
+    let rows = database.bounded(rows).await?;
     transaction.rollback().await?;
     Ok(rows.unsigned_abs())
 }
@@ -65,11 +66,11 @@ pub async fn purge(database: &Database, cutoff: DateTime<Utc>, mut progress: imp
     loop {
         let begun = tokio::time::Instant::now();
         let mut transaction = database.begin().await?;
-        let Some(step) = step(transaction.connection(), oldest, cutoff).await? else {
-            transaction.rollback().await?;
+        let Some(step) = database.bounded(step(transaction.connection(), oldest, cutoff)).await? else {
+            database.bounded(transaction.rollback()).await?;
             return Ok(Purged { rows, yielded: true });
         };
-        transaction.commit().await?;
+        database.bounded(transaction.commit()).await?;
         rows += step.rows;
         progress(step.rows);
         match step.newest {
