@@ -2,6 +2,9 @@
 # (see scripts/with-servers).
 
 .PHONY: help demo test lint doc sqlx sqlx-check ci
+# More than there are cores: tests mostly wait for the servers.
+TEST_THREADS ?= 4
+
 .NOTPARALLEL: # they would wait for the same build folder
 
 help: ## list the targets
@@ -11,7 +14,7 @@ demo: ## an order service with its accidents, two workers, a kill -9; ends in a 
 	scripts/demo
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
-	scripts/with-servers cargo test --locked
+	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored
 
 lint: ## formatting, clippy, shellcheck
 	cargo fmt --check

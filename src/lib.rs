@@ -23,6 +23,7 @@ pub mod db;
 pub mod handlers;
 pub mod inbox;
 pub mod message;
+mod outage;
 pub mod settings;
 pub mod stock;
 pub mod telemetry;

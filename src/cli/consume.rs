@@ -64,7 +64,7 @@ async fn work(args: Args, settings: &Settings, database: &Database, stop: &Cance
 
 /// Migrates as soon as the database lets it; false when a stop came first.
 async fn migrated(database: &Database, stop: &CancellationToken) -> bool {
-    let mut outage = crate::worker::Outage::default();
+    let mut outage = crate::outage::Outage::default();
     loop {
         let pause = tokio::select! {
             () = stop.cancelled() => return false,

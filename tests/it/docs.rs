@@ -31,14 +31,19 @@ fn the_readme_names_every_setting_and_its_default() {
         for (key, value) in keys.as_table().expect("a section") {
             assert!(readme.contains(&format!("`{section}.{key}`")), "{section}.{key} is not in the README");
             let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            assert!(readme.contains(&format!("`{value}`")), "{section}.{key}: its default {value} is not in the README");
+            assert!(
+                readme.contains(&format!("`{value}`")),
+                "{section}.{key}: its default {value} is not in the README"
+            );
         }
     }
 }
 
 #[test]
 fn every_linked_file_exists() {
-    for document in ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/OPERATION.md", "docs/ADDING-AN-EVENT.md"] {
+    for document in
+        ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/OPERATION.md", "docs/ADDING-AN-EVENT.md"]
+    {
         let folder = document.rsplit_once('/').map_or("", |(folder, _)| folder);
         for link in read(document).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             if !link.contains("::") && !link.contains("://") && !link.starts_with('#') {

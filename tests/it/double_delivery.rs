@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use stock_service::inbox::Processor;
+use stock_service::message::{Outcome, decode};
 use tokio::sync::Semaphore;
 
 use crate::support::{Order, Scripted, Step, TestBed, eventually, id, persistent};
@@ -36,6 +38,41 @@ async fn copies_in_one_batch_reserve_once() {
     assert_eq!(bed.reservations_of(&order).await, 2);
     assert_eq!(script.attempts(&order.event_id).len(), 1, "no handler runs for a copy");
     bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_copies_in_one_batch_the_first_wins() {
+    let bed = TestBed::new().await;
+    let first = Order::new(1);
+    let second = Order { event_id: first.event_id.clone(), ..Order::new(4) };
+    let bodies = [Order::new(1).body(), first.body(), second.body(), first.body()];
+    let messages = bodies.each_ref().map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good order"));
+    let progress = Processor::new(bed.database(), Scripted::apply()).process(&messages.each_ref()).await;
+    let applied: Vec<_> = progress.outcomes.iter().map(|outcome| matches!(outcome, Outcome::Applied)).collect();
+    assert_eq!(applied, [true, true, false, false]);
+    assert_eq!((bed.reservations_of(&first).await, bed.reservations_of(&second).await), (1, 0));
+    bed.remove().await; // nothing came by the broker
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_workers_with_the_same_events_in_opposite_order_do_not_deadlock() {
+    let bed = TestBed::new().await;
+    let (one, other) =
+        (Processor::new(bed.database(), Scripted::apply()), Processor::new(bed.database(), Scripted::apply()));
+    for _ in 0..10 {
+        let bodies: Vec<_> = Order::many(300).iter().map(Order::body).collect();
+        let messages: Vec<_> =
+            bodies.iter().map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good order")).collect();
+        let (forth, back): (Vec<_>, Vec<_>) = (messages.iter().collect(), messages.iter().rev().collect());
+        let (first, second) = tokio::join!(one.process(&forth), other.process(&back));
+        let applied =
+            first.outcomes.iter().chain(&second.outcomes).filter(|outcome| matches!(outcome, Outcome::Applied));
+        assert_eq!(applied.count(), 300);
+    }
+    drop((one, other));
+    assert_eq!(bed.deadlocks().await, 0);
+    assert_eq!((bed.processed().await, bed.reservations().await), (3_000, 3_000));
+    bed.remove().await; // nothing came by the broker
 }
 
 /// One message at a time and worker, so that a copy goes to the other service.

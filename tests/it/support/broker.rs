@@ -24,7 +24,9 @@ pub struct Broker {
     channel: Channel,
     name: String,
     published: Mutex<Vec<Vec<u8>>>,
-    taken: AtomicI64,
+    /// Bodies of messages that the test has taken; two copies of one message count once.
+    taken: Mutex<HashSet<Vec<u8>>>,
+    accounted_for: AtomicI64,
     /// The delays of all retry queues that the test has the service use.
     delays: Mutex<BTreeSet<u32>>,
     /// Further queues of the test.
@@ -41,7 +43,8 @@ impl Broker {
             channel,
             name: name.to_owned(),
             published: Mutex::default(),
-            taken: AtomicI64::new(0),
+            taken: Mutex::default(),
+            accounted_for: AtomicI64::new(0),
             delays: Mutex::new(LADDER.into()),
             declared: Mutex::default(),
         }
@@ -139,14 +142,15 @@ impl Broker {
         i64::try_from(self.published.lock().expect("no panic").len()).expect("a count")
     }
 
-    /// How many messages this test has taken out of queues.
+    /// How many different messages this test has taken out of queues.
     pub fn taken(&self) -> i64 {
-        self.taken.load(Ordering::Relaxed)
+        let taken = i64::try_from(self.taken.lock().expect("no panic").len()).expect("a count");
+        taken + self.accounted_for.load(Ordering::Relaxed)
     }
 
     /// Accounts for so many messages that the service may acknowledge and forget.
     pub fn account_for(&self, messages: i64) {
-        self.taken.fetch_add(messages, Ordering::Relaxed);
+        self.accounted_for.fetch_add(messages, Ordering::Relaxed);
     }
 
     /// The ids of all published bodies that have a canonical one.
@@ -215,7 +219,7 @@ impl Broker {
             self.channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("an existing queue")
         {
             got.delivery.acker.ack(BasicAckOptions::default()).await.expect("an acknowledgement");
-            self.taken.fetch_add(1, Ordering::Relaxed);
+            self.taken.lock().expect("no panic").insert(got.delivery.data.clone());
             messages.push(Message { body: got.delivery.data, properties: got.delivery.properties });
         }
         messages

@@ -7,8 +7,8 @@ mod message;
 mod process;
 mod proxy;
 mod scripted;
-
-use std::time::Duration;
+mod service;
+mod wait;
 
 use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 use stock_service::broker::Topology;
@@ -17,8 +17,6 @@ use stock_service::handlers::Handlers;
 use stock_service::inbox::Dispatch;
 use stock_service::settings::Settings;
 use stock_service::worker::Workers;
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use broker::Broker;
@@ -27,9 +25,8 @@ pub use message::{Message, persistent, table, text, with_headers};
 pub use process::{Finished, Process, temporary_file};
 pub use proxy::Proxy;
 pub use scripted::{Scripted, Step};
-
-/// The longest that anything a test waits for may take. Far beyond the ordinary, for machines that are shared.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub use service::Service;
+pub use wait::{PATIENCE, eventually, eventually_within};
 
 /// One test's servers: a database, an exchange and queues of its own.
 #[derive(Debug)]
@@ -129,7 +126,7 @@ impl TestBed {
         let workers = Workers::new(&self.settings(), self.database(), dispatch, false);
         let task = tokio::spawn(workers.run(stop.clone()));
         eventually("the service consumes", async || self.broker.consumers().await > before).await;
-        Service { stop, task }
+        Service::new(stop, task)
     }
 
     /// Works until the queue is empty and nothing is in hand, with the real handlers.
@@ -223,6 +220,14 @@ impl TestBed {
             .await;
     }
 
+    /// How many deadlocks there have been, once the service is gone: a session tells its own at its end.
+    pub async fn deadlocks(&self) -> i64 {
+        let sessions = "select count(*) from pg_stat_activity
+                        where datname = current_database() and application_name = 'stock-service'";
+        eventually("all sessions have ended", async || self.count(sessions).await == 0).await;
+        self.count("select deadlocks from pg_stat_database where datname = current_database()").await
+    }
+
     /// Has each new reservation run this, as the body of a trigger; `new.quantity` tells a test's lines apart.
     pub async fn on_reservation(&self, body: &str) {
         self.execute(&format!(
@@ -264,7 +269,8 @@ impl TestBed {
     pub async fn remove(mut self) {
         let open = "select count(*) from pg_stat_activity
                     where datname = current_database() and state like 'idle in transaction%'";
-        assert_eq!(self.count(open).await, 0, "a transaction was left open");
+        // The server notices the end of a process a moment later.
+        eventually("no transaction is left open", async || self.count(open).await == 0).await;
         self.broker.remove().await;
         self.pool.close().await;
         database::drop(self.variable("DATABASE_URL"), self.user.as_deref()).await;
@@ -277,35 +283,5 @@ impl Drop for TestBed {
         if !self.finished && !std::thread::panicking() {
             panic!("a test ends with finish(), which is the audit");
         }
-    }
-}
-
-/// The service, running in this process.
-#[derive(Debug)]
-#[must_use]
-pub struct Service {
-    stop: CancellationToken,
-    task: JoinHandle<()>,
-}
-
-impl Service {
-    /// Stops it as a SIGTERM would, and waits for its end.
-    pub async fn stop(self) {
-        self.stop.cancel();
-        tokio::time::timeout(PATIENCE, self.task).await.expect("a stop in time").expect("no panic");
-    }
-}
-
-/// Waits until the condition holds; panics, naming it, when it does not come to hold.
-pub async fn eventually(what: &str, condition: impl AsyncFn() -> bool) {
-    eventually_within(PATIENCE, what, condition).await;
-}
-
-/// Waits no longer than this until the condition holds.
-pub async fn eventually_within(limit: Duration, what: &str, condition: impl AsyncFn() -> bool) {
-    let deadline = Instant::now() + limit;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

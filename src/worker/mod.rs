@@ -2,6 +2,8 @@
 //!
 //! The one place where the broker and the database meet.
 
+mod hand;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +14,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use self::hand::{Hand, Pending, Record, Suspect};
 use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology};
 use crate::db::{Database, explain};
 use crate::inbox::{Dispatch, Interrupted, Processor};
-use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Suspicion, Verdict};
+use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Verdict};
+use crate::outage::Outage;
 use crate::settings::{AmqpSettings, ConsumeSettings, Settings};
 use crate::stock::harmless;
 
@@ -152,12 +156,6 @@ struct Worker<D> {
     ending: CancellationToken,
 }
 
-/// A decoded delivery that nothing has been decided about.
-struct Pending {
-    message: Message,
-    parcel: Parcel,
-}
-
 impl<D: Dispatch> Worker<D> {
     async fn run(mut self) -> anyhow::Result<()> {
         self.work().await?;
@@ -179,7 +177,7 @@ impl<D: Dispatch> Worker<D> {
             } else if let Some(slice) = self.hand.next_slice() {
                 self.try_slice(slice).await
             } else {
-                let due = self.hand.suspects.iter().map(|suspect| suspect.due).min();
+                let due = self.hand.next_due();
                 tokio::select! {
                     biased;
                     () = self.ending.cancelled() => return Ok(()),
@@ -237,7 +235,8 @@ impl<D: Dispatch> Worker<D> {
         if tried == 1
             && let Some(pending) = slice.pop_front()
         {
-            self.suspect(Suspect::new(pending, committed), interruption.suspicion);
+            let record = Record::new(committed).interrupted();
+            self.hand.suspects.push(Suspect { pending, record });
         }
         while let Some(pending) = slice.pop_back() {
             self.hand.rest.push_front(pending);
@@ -248,19 +247,19 @@ impl<D: Dispatch> Worker<D> {
 
     /// Tries a message alone that was interrupted alone before. Tells whether it is settled.
     async fn try_suspect(&mut self, suspect: Suspect) -> bool {
-        let mut slice = VecDeque::from([suspect.pending]);
+        let Suspect { pending, record } = suspect;
+        let mut slice = VecDeque::from([pending]);
         let interrupted = self.process(&mut slice).await;
         let (Some(Interrupted { interruption, .. }), Some(pending)) = (interrupted, slice.pop_front()) else {
             self.hand.outage.over();
             return true;
         };
-        let suspect = Suspect { pending, ..suspect };
-        if !suspect.is_to_blame(interruption.suspicion, self.shared.processor.committed()) {
-            self.suspect(suspect, interruption.suspicion);
+        if !record.is_proof(interruption.suspicion, self.shared.processor.committed()) {
+            self.hand.suspects.push(Suspect { pending, record: record.interrupted() });
             self.hold(&interruption).await;
             return false;
         }
-        let Pending { message, parcel } = suspect.pending;
+        let Pending { message, parcel } = pending;
         let outcome = Outcome::Failed(Failure::Retryable(interruption.cause.context("it interrupts the service")));
         let verdict = self.judge(&message, &parcel, &outcome);
         self.settler.settle([(parcel, verdict)]).await;
@@ -288,13 +287,6 @@ impl<D: Dispatch> Worker<D> {
         verdict
     }
 
-    fn suspect(&mut self, mut suspect: Suspect, suspicion: Suspicion) {
-        suspect.interruptions += 1;
-        suspect.due = Instant::now() + suspect.pauses.next().unwrap_or_default();
-        tracing::debug!(event_id = %suspect.pending.message.id, ?suspicion, "interrupted alone");
-        self.hand.suspects.push(suspect);
-    }
-
     /// Waits with everything in hand, and no attempt is spent.
     async fn hold(&mut self, interruption: &Interruption) {
         let pause = self.hand.outage.pause(&interruption.to_string());
@@ -303,101 +295,6 @@ impl<D: Dispatch> Worker<D> {
             () = sleep(pause) => {}
         }
     }
-}
-
-/// What a worker has taken and not decided about.
-struct Hand {
-    /// In the order of arrival.
-    rest: VecDeque<Pending>,
-    /// Messages that were interrupted alone; each is tried alone, now and then, beside the others.
-    suspects: Vec<Suspect>,
-    /// The most messages of the next transaction.
-    limit: usize,
-    outage: Outage,
-}
-
-impl Hand {
-    fn new(limit: usize) -> Self {
-        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, outage: Outage::default() }
-    }
-
-    fn due_suspect(&mut self) -> Option<Suspect> {
-        let now = Instant::now();
-        let due = self.suspects.iter().position(|suspect| suspect.due <= now)?;
-        Some(self.suspects.swap_remove(due))
-    }
-
-    fn next_slice(&mut self) -> Option<VecDeque<Pending>> {
-        let size = self.limit.min(self.rest.len());
-        (size > 0).then(|| self.rest.drain(..size).collect())
-    }
-}
-
-/// A message that was interrupted alone. Mostly it is innocent, and the database away; but a message may also be the
-/// one that breaks its connection, or waits for ever.
-struct Suspect {
-    pending: Pending,
-    interruptions: u32,
-    since: Instant,
-    /// How many messages had been committed before it was first interrupted.
-    committed: u64,
-    due: Instant,
-    pauses: ExponentialBackoff,
-}
-
-impl Suspect {
-    fn new(pending: Pending, committed: u64) -> Self {
-        let now = Instant::now();
-        Self { pending, interruptions: 0, since: now, committed, due: now, pauses: outage_pauses() }
-    }
-
-    /// Whether one more interruption proves it: others went through while it did not.
-    fn is_to_blame(&self, suspicion: Suspicion, committed: u64) -> bool {
-        let others_went_through = committed > self.committed;
-        match suspicion {
-            Suspicion::None => false,
-            // It has waited its full time, over and over, within each attempt.
-            Suspicion::Timeout => others_went_through,
-            // A restart of the database breaks connections too, for a while and for all.
-            Suspicion::BrokenConnection => {
-                others_went_through && self.interruptions >= 4 && self.since.elapsed() >= Duration::from_secs(30)
-            }
-        }
-    }
-}
-
-/// A time in which the database does not work: how long to pause, and when to speak of it.
-#[derive(Default)]
-pub(crate) struct Outage {
-    since: Option<Instant>,
-    said: Option<Instant>,
-    pauses: Option<ExponentialBackoff>,
-}
-
-impl Outage {
-    /// The next pause; says why at the beginning and then once a minute.
-    pub(crate) fn pause(&mut self, cause: &str) -> Duration {
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if self.said.is_none_or(|said| said.elapsed() >= Duration::from_secs(60)) {
-            let held_for = self.said.replace(Instant::now()).map(|_| tracing::field::debug(since.elapsed()));
-            tracing::warn!(cause, held_for, "the database does not work, holding");
-        }
-        self.pauses.get_or_insert_with(outage_pauses).next().unwrap_or_default()
-    }
-
-    fn over(&mut self) {
-        if let Some(since) = self.since {
-            tracing::info!(after = ?since.elapsed(), "the database works again");
-            *self = Self::default();
-        }
-    }
-}
-
-/// Pauses between attempts while the database is away: short enough that work goes on within seconds of its return.
-fn outage_pauses() -> ExponentialBackoff {
-    let pauses =
-        ExponentialBuilder::new().with_min_delay(Duration::from_millis(50)).with_max_delay(Duration::from_secs(4));
-    pauses.with_jitter().without_max_times().build()
 }
 
 /// One line for what became of one message.

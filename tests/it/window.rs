@@ -1,0 +1,59 @@
+//! How many messages a worker has in hand.
+
+use crate::support::{Order, TestBed, eventually};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_message_comes_alone_so_that_poison_does_not_drag_its_neighbours_along() {
+    let bed = TestBed::new().await;
+    bed.broker.publish_all(Order::EVENT, Order::many(200).iter().map(Order::body)).await;
+    for _ in 0..2 {
+        let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+        let worker = bed.spawn(&["consume"]);
+        bed.blocked(1).await;
+        assert_eq!(bed.broker.depth(&bed.broker.queue()).await, 199);
+        worker.kill().await; // as the poison would
+        bed.broker.has(&bed.broker.queue(), 200).await;
+        drop(lock);
+        bed.blocked(0).await;
+    }
+    bed.drain().await;
+    assert_eq!(bed.processed().await, 200);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_holds_no_more_than_its_prefetch() {
+    let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "2");
+    bed.set("consume.prefetch", "5");
+    let service = bed.start().await;
+    bed.broker.publish_all(Order::EVENT, Order::many(100).iter().map(Order::body)).await;
+    bed.has_processed(100).await; // the windows are as wide as they get
+    eventually("both workers", async || bed.broker.consumers().await == 2).await;
+    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    bed.broker.publish_all(Order::EVENT, Order::many(100).iter().map(Order::body)).await;
+    bed.blocked(2).await;
+    bed.broker.has(&bed.broker.queue(), 90).await;
+    drop(lock);
+    bed.has_processed(200).await;
+    service.stop().await;
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_share_the_work() {
+    let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "1");
+    bed.set("consume.prefetch", "20");
+    let services = [bed.start().await, bed.start().await];
+    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    bed.broker.publish_all(Order::EVENT, Order::many(200).iter().map(Order::body)).await;
+    bed.blocked(2).await; // both have some of it
+    drop(lock);
+    bed.has_processed(200).await;
+    for service in services {
+        service.stop().await;
+    }
+    assert_eq!(bed.reservations().await, 200);
+    bed.finish().await;
+}
