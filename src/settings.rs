@@ -11,7 +11,7 @@ use config::{Config, Environment, File, FileFormat, ValueKind};
 use crate::broker::{AmqpUrl, QueueType};
 use crate::db::DatabaseUrl;
 use crate::message::RetryPolicy;
-use crate::telemetry::LogFormat;
+use crate::telemetry::{LogFormat, is_log_filter};
 
 /// The commented defaults, which also say which keys there are.
 pub const DEFAULTS: &str = include_str!("../config/default.toml");
@@ -31,6 +31,8 @@ pub struct Settings {
     pub purge: PurgeSettings,
     /// `log.format`
     pub log_format: LogFormat,
+    /// `RUST_LOG`, if it is set
+    pub log_filter: Option<String>,
     effective: BTreeMap<String, String>,
 }
 
@@ -117,26 +119,30 @@ impl Settings {
                 }
             }
         };
-        let mut unreadable = None;
+        let mut others = Vec::new();
         if let Some(path) = file {
             match source(File::from(path).format(FileFormat::Toml)) {
                 Ok(table) => add(flat(&table), &|key| format!("{key} in {}", path.display())),
                 // The parser's text quotes the line at fault, which may hold a password.
-                Err(_) if path.exists() => unreadable = Some(format!("{}: is no readable TOML", path.display())),
-                Err(_) => unreadable = Some(format!("{}: there is no such file", path.display())),
+                Err(_) if path.exists() => others.push(format!("{}: is no readable TOML", path.display())),
+                Err(_) => others.push(format!("{}: there is no such file", path.display())),
             }
         }
         let environment: HashMap<_, _> = environment.into_iter().collect();
         let short = [("database.url", "DATABASE_URL"), ("amqp.url", "AMQP_URL")];
         let short = short.into_iter().filter_map(|(key, name)| Some((key.to_owned(), environment.get(name)?.clone())));
         add(short.collect(), &|key| format!("{}_URL", key.trim_end_matches(".url").to_uppercase()));
+        let log_filter = environment.get("RUST_LOG").filter(|text| !text.is_empty()).cloned();
+        if log_filter.as_ref().is_some_and(|text| !is_log_filter(text)) {
+            others.push("RUST_LOG: must be a filter such as info,stock_service=debug".to_owned());
+        }
         let long = environment.into_iter().filter(|(name, _)| name.starts_with("STOCK__")).collect();
         let long = Environment::with_prefix("STOCK").prefix_separator("__").separator("__").source(Some(long));
         add(flat(&source(long).unwrap_or_default()), &|key| {
             format!("STOCK__{}", key.to_uppercase().replace('.', "__"))
         });
         add(flags.iter().cloned().collect(), &|key| format!("--set {key}"));
-        problems.extend(unreadable);
+        problems.extend(others);
 
         let mut reader = Reader { values: &values, defaults: &defaults, problems };
         let mut settings = Self::read(&mut reader);
@@ -147,6 +153,7 @@ impl Settings {
         values.insert("database.url".to_owned(), settings.database.url.to_string());
         values.insert("amqp.url".to_owned(), settings.amqp.url.to_string());
         settings.effective = values;
+        settings.log_filter = log_filter;
         Ok(settings)
     }
 
@@ -203,6 +210,7 @@ impl Settings {
                 "json" => Ok(LogFormat::Json),
                 _ => Err("must be auto, text or json"),
             }),
+            log_filter: None,
             effective: BTreeMap::new(),
         };
         if settings.retry.delay > settings.retry.max_delay {
@@ -446,13 +454,15 @@ mod tests {
                 ("STOCK__AMQP__QUEUE", ""),
                 ("DATABASE_URL", ""),
                 ("AMQP_URL", "amqp://u:S3CR3T@host:port"),
+                ("RUST_LOG", "info,=,,verbose=="),
             ],
             &[("nothing", "1")],
         )
         .unwrap_err()
         .to_string();
         for key in [
-            "9 faults",
+            "10 faults",
+            "RUST_LOG",
             "consume.workers: must be a whole number from 1 to 64, got \"0\"",
             "consume.prefetch",
             "STOCK__CONSUME__BACTH_SIZE: there is no such key",

@@ -20,17 +20,14 @@ pub enum LogFormat {
 /// we, with what follows from it.
 const DEFAULT_FILTER: &str = "info,lapin=off,sqlx=off";
 
-/// Sends all logs to standard error from now on.
-///
-/// # Errors
-/// `RUST_LOG` is no filter.
-pub fn init(format: LogFormat) -> anyhow::Result<()> {
-    let filter = match std::env::var("RUST_LOG") {
-        Ok(text) if !text.is_empty() => {
-            EnvFilter::try_new(text).map_err(|error| anyhow::anyhow!("RUST_LOG is no filter: {error}"))?
-        }
-        _ => EnvFilter::new(DEFAULT_FILTER),
-    };
+/// Whether `text` can be read as a filter of levels.
+pub fn is_log_filter(text: &str) -> bool {
+    EnvFilter::try_new(text).is_ok()
+}
+
+/// Sends all logs to standard error from now on. A filter that cannot be read is not heeded.
+pub fn init(format: LogFormat, filter: Option<&str>) {
+    let filter = EnvFilter::new(filter.unwrap_or(DEFAULT_FILTER));
     let terminal = std::io::stderr().is_terminal();
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(BoxMakeWriter::new(std::io::stderr));
     match format {
@@ -43,5 +40,4 @@ pub fn init(format: LogFormat) -> anyhow::Result<()> {
         let place = info.location().map(tracing::field::display);
         tracing::error!(place, text = ?info.payload_as_str(), "panic");
     }));
-    Ok(())
 }

@@ -67,7 +67,7 @@ impl Cli {
     fn try_run(self) -> anyhow::Result<()> {
         let settings = Settings::load(self.config.as_deref(), environment(), &self.set)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        telemetry::init(settings.log_format)?;
+        telemetry::init(settings.log_format, settings.log_filter.as_deref());
         let result = runtime.block_on(async {
             match self.command {
                 Command::Consume(args) => consume::run(args, settings).await,
