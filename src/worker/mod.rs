@@ -26,6 +26,10 @@ use crate::stock::harmless;
 /// How long nothing must have come before the queue is asked whether it is empty, when that ends the work.
 const IDLE: Duration = Duration::from_millis(100);
 
+/// How long nothing must have come before a worker looks whether its channel still lives. A stream of deliveries that is
+/// opened in the moment in which the connection breaks may neither yield nor end.
+const WATCH: Duration = Duration::from_secs(1);
+
 /// All workers of a process, and the connection that they share.
 #[derive(Debug)]
 pub struct Workers<D> {
@@ -183,9 +187,9 @@ impl<D: Dispatch> Worker<D> {
                     () = self.ending.cancelled() => return Ok(()),
                     () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
                     batch = self.subscription.next_batch() => self.receive(batch?).await,
-                    () = sleep(IDLE), if self.shared.until_empty => {
+                    () = sleep(if self.shared.until_empty { IDLE } else { WATCH }) => {
                         let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
-                        if nothing_in_hand && self.subscription.is_drained().await? {
+                        if self.shared.until_empty && nothing_in_hand && self.subscription.is_drained().await? {
                             return Ok(());
                         }
                         false
