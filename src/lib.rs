@@ -15,7 +15,8 @@
 //!
 //! [`worker`] is the corridor between these rooms, and the only place that knows both the broker and the database.
 //! [`db`] has the pool, the transaction, the migrations, and the one table that tells whose fault an error is.
-//! [`settings`] and [`telemetry`] are leaves; [`cli`] builds everything and is imported by nobody.
+//! [`settings`] reads and checks what can be set, [`telemetry`] sets up the log; [`cli`] builds everything and is imported
+//! by nobody.
 
 pub mod broker;
 pub mod cli;

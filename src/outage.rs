@@ -19,14 +19,14 @@ impl Outage {
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.said.is_none_or(|said| said.elapsed() >= Duration::from_secs(60)) {
             let held_for = self.said.replace(Instant::now()).map(|_| tracing::field::debug(since.elapsed()));
-            tracing::warn!(cause, held_for, "the database does not work, holding");
+            tracing::warn!(cause, held_for, "events cannot be applied, holding them");
         }
         self.pauses.get_or_insert_with(outage_pauses).next().unwrap_or_default()
     }
 
     pub(crate) fn over(&mut self) {
         if let Some(since) = self.since {
-            tracing::info!(after = ?since.elapsed(), "the database works again");
+            tracing::info!(after = ?since.elapsed(), "events are applied again");
             *self = Self::default();
         }
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
+use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{
@@ -64,6 +65,13 @@ pub struct Parcel {
 pub(super) struct Receipt {
     tag: DeliveryTag,
     acker: Acker,
+}
+
+impl Receipt {
+    /// Whether the channel that it came by is still there.
+    pub(super) fn is_valid(&self) -> bool {
+        self.acker.usable()
+    }
 }
 
 /// One worker's consumer, on a channel of its own.
@@ -189,7 +197,10 @@ impl Subscription {
     }
 
     /// Ends the consumer and keeps what it had delivered by then.
-    async fn unsubscribe(&mut self) -> anyhow::Result<()> {
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn unsubscribe(&mut self) -> anyhow::Result<()> {
         answer(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default())).await?;
         while let Some(Some(delivery)) = self.consumer.next().now_or_never() {
             self.take(Some(delivery))?;
@@ -226,14 +237,13 @@ impl Subscription {
         self.unsettled.clone()
     }
 
-    /// Ends the consumer and gives everything back that is not settled.
+    /// Gives everything back that is not settled.
     ///
     /// By nack, which RabbitMQ 4.3 does not count towards the delivery limit; before that every return counts.
     ///
     /// # Errors
     /// The broker's; closing the connection gives everything back as well.
-    pub async fn give_back(mut self) -> anyhow::Result<()> {
-        self.unsubscribe().await?;
+    pub async fn give_back(self) -> anyhow::Result<()> {
         let all = BasicNackOptions { multiple: true, requeue: true };
         if !self.unsettled.tags().is_empty() {
             answer(self.channel.basic_nack(0, all)).await?; // tag 0: all of the channel
@@ -303,12 +313,9 @@ impl Unsettled {
         {
             lost += below;
         }
-        for receipt in &receipts[below..] {
-            if !acknowledge(receipt, false).await {
-                lost += 1;
-            }
-        }
-        lost
+        // Written one behind the other, and waited for together.
+        let rest = receipts[below..].iter().map(|receipt| acknowledge(receipt, false));
+        lost + join_all(rest).await.into_iter().filter(|arrived| !arrived).count()
     }
 }
 

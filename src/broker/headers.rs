@@ -191,22 +191,26 @@ fn shrink(headers: &mut BTreeMap<ShortString, AMQPValue>, own: &BTreeMap<ShortSt
     // the broker adds when a copy comes back from a retry queue.
     let limit = frame_max as usize / 16 * 15;
     let mut total = size(headers) + size(own);
-    let mut dropped = String::new();
+    if total <= limit {
+        return;
+    }
+    // A copy of a copy goes on with the list that it finds.
+    let mut dropped = match headers.remove(DROPPED_HEADERS) {
+        Some(AMQPValue::LongString(names)) => vec![String::from_utf8_lossy(names.as_bytes()).into_owned()],
+        _ => Vec::new(),
+    };
     while total > limit {
-        let Some(name) =
-            headers.iter().max_by_key(|(name, value)| entry_size(name, value)).map(|(name, _)| name.clone())
-        else {
-            break;
-        };
+        let largest = headers.iter().max_by_key(|(name, value)| entry_size(name, value)).map(|(name, _)| name.clone());
+        let Some(name) = largest else { break };
         total -= headers.remove(&name).map_or(0, |value| entry_size(&name, &value));
-        if dropped.len() < DETAIL_LIMIT {
-            dropped.push_str(if dropped.is_empty() { "" } else { "," });
-            dropped.push_str(name.as_str());
-        }
+        dropped.push(name.as_str().to_owned());
     }
-    if !dropped.is_empty() {
-        headers.insert(DROPPED_HEADERS.into(), AMQPValue::LongString(dropped.into()));
+    let mut names = dropped.join(",");
+    if names.len() > DETAIL_LIMIT {
+        names.truncate(names.floor_char_boundary(DETAIL_LIMIT));
+        names.push('…');
     }
+    headers.insert(DROPPED_HEADERS.into(), AMQPValue::LongString(names.into()));
 }
 
 /// Bytes of a header on the wire: a short string, a type, a value

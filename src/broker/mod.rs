@@ -11,8 +11,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{Connection, ConnectionProperties};
+use lapin::{Connection, ConnectionProperties, ErrorKind};
 use percent_encoding::percent_decode_str;
 
 pub use consumer::{Limits, Parcel, Received, Subscription};
@@ -30,9 +31,17 @@ pub enum BrokerError {
     /// It said so, or the connection did. No source: lapin's text holds that of its own sources.
     #[error("{0}")]
     Lapin(lapin::Error),
-    /// It said nothing.
-    #[error("no answer within {ANSWER_TIMEOUT:?}")]
-    Silent,
+    /// It said nothing for so long.
+    #[error("no answer within {0:?}")]
+    Silent(Duration),
+}
+
+impl BrokerError {
+    /// Whether the broker refused with this code.
+    fn is(&self, code: AMQPSoftError) -> bool {
+        let Self::Lapin(error) = self else { return false };
+        matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(code))
+    }
 }
 
 impl From<lapin::Error> for BrokerError {
@@ -43,9 +52,13 @@ impl From<lapin::Error> for BrokerError {
 
 /// Waits for an answer of the broker, but not for ever.
 async fn answer<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T, BrokerError> {
-    match tokio::time::timeout(ANSWER_TIMEOUT, request).await {
+    within(ANSWER_TIMEOUT, request).await
+}
+
+async fn within<T>(limit: Duration, request: impl Future<Output = lapin::Result<T>>) -> Result<T, BrokerError> {
+    match tokio::time::timeout(limit, request).await {
         Ok(answer) => Ok(answer?),
-        Err(_) => Err(BrokerError::Silent),
+        Err(_) => Err(BrokerError::Silent(limit)),
     }
 }
 
@@ -58,10 +71,7 @@ async fn answer<T>(request: impl Future<Output = lapin::Result<T>>) -> Result<T,
 pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerError> {
     let name = format!("stock-service {purpose}");
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    match tokio::time::timeout(url.connect_timeout, Connection::connect_uri(url.uri.clone(), properties)).await {
-        Ok(connection) => Ok(connection?),
-        Err(_) => Err(BrokerError::Silent),
-    }
+    within(url.connect_timeout, Connection::connect_uri(url.uri.clone(), properties)).await
 }
 
 /// Closes with the protocol's handshake, so that what was written before has arrived.
@@ -79,7 +89,7 @@ pub struct AmqpUrl {
 }
 
 impl AmqpUrl {
-    /// Host, port, vhost and user, for errors and logs.
+    /// Host and port, for errors and logs.
     pub fn place(&self) -> String {
         format!("{}:{}", self.uri.authority.host, self.uri.authority.port)
     }

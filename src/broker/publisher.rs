@@ -49,10 +49,6 @@ impl Publisher {
         body: &[u8],
     ) -> anyhow::Result<()> {
         let result = self.try_publish(queue, properties, body).await;
-        if result.is_err() {
-            // A late confirm on this channel would be taken for the next message's.
-            self.channel = None;
-        }
         result.with_context(|| format!("cannot place a copy in queue {queue}"))
     }
 
@@ -76,7 +72,12 @@ impl Publisher {
         let mandatory = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let confirmed =
             async { channel.basic_publish("".into(), queue.into(), mandatory, body, properties).await?.await };
-        match answer(confirmed).await? {
+        let confirmation = answer(confirmed).await;
+        if confirmation.is_err() {
+            // A late confirm on this channel would be taken for the next message's.
+            self.channel = None;
+        }
+        match confirmation? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)) => {
                 // The queue vanished. It is declared again for the next attempt, if that is ours to do.

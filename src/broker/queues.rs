@@ -4,19 +4,21 @@ use chrono::{DateTime, Utc};
 use lapin::Connection;
 use lapin::message::BasicGetMessage;
 use lapin::options::{BasicGetOptions, BasicNackOptions};
+use lapin::protocol::AMQPSoftError;
 use lapin::types::AMQPValue;
 
 use super::headers::FAILED_AT;
 use super::{BrokerError, Topology, answer};
 
-/// The most messages of a queue that are looked at: a few seconds of work.
-const LOOK: usize = 10_000;
+/// The most messages of a queue that are looked at: a second of work. They stand in the order in which they came, so the
+/// oldest is among the first, unless somebody sent old ones again.
+const LOOK: usize = 1_000;
 
 /// When the oldest message in the failure and retry queues failed, or was made: by its `failed-at`, else its
-/// `timestamp`. Looks at the first 10,000 of each queue and gives them back. A queue that does not exist holds nothing.
+/// `timestamp`. Looks at the first 1,000 of each queue and gives them back. A queue that does not exist holds nothing.
 ///
 /// # Errors
-/// The broker's or the network's.
+/// The broker's or the network's: without the right to read a queue nothing is known of it.
 pub async fn oldest_waiting(
     connection: &Connection,
     topology: &Topology,
@@ -28,7 +30,7 @@ pub async fn oldest_waiting(
             match answer(channel.basic_get(queue.as_str().into(), BasicGetOptions::default())).await {
                 Ok(Some(message)) => oldest = [oldest, made_at(&message)].into_iter().flatten().min(),
                 Ok(None) => break,
-                Err(BrokerError::Lapin(error)) if error.is_amqp_soft_error() => break,
+                Err(error) if error.is(AMQPSoftError::NOTFOUND) => break,
                 Err(error) => return Err(error),
             }
         }

@@ -1,5 +1,6 @@
 //! Carries out what was decided about a delivery: copy first, let go after.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,32 +12,42 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::consumer::{Parcel, Receipt, Subscription, Unsettled};
-use super::headers::{Stamp, copy};
+use super::headers::{self, Stamp};
 use super::{Publisher, Topology};
 use crate::message::Verdict;
 use crate::stock::harmless;
 
 /// Settles the deliveries of one subscription.
 ///
-/// Acknowledgements go out at once. Copies are placed one after another by a task of their own: one that cannot be
-/// placed holds its original, and nobody else's.
+/// Acknowledgements go out at once. Copies are placed by a task of their own, one after another, those for each queue in
+/// a lane: one that cannot be placed holds its original, and nobody else's.
 #[derive(Debug)]
 pub struct Settler {
     topology: Topology,
     unsettled: Arc<Unsettled>,
-    copies: mpsc::UnboundedSender<Copy>, // bounded by the subscription's window
+    copies: mpsc::UnboundedSender<(String, Copy)>, // bounded by the subscription's window, and `MAX_HELD`
     placing: Arc<AtomicUsize>,
-    task: AbortOnDropHandle<Publisher>,
+    task: AbortOnDropHandle<()>,
 }
 
 /// A copy to be placed, and the right to acknowledge its original then.
 #[derive(Debug)]
 struct Copy {
     parcel: Parcel,
-    queue: String,
     stamp: Stamp,
+}
+
+/// The copies that wait for one queue. When one cannot be placed the lane rests, and then the next one is tried.
+struct Lane {
+    copies: VecDeque<Copy>,
     pauses: ExponentialBackoff,
     due: Instant,
+}
+
+impl Lane {
+    fn new() -> Self {
+        Self { copies: VecDeque::new(), pauses: pauses(), due: Instant::now() }
+    }
 }
 
 impl Settler {
@@ -63,9 +74,8 @@ impl Settler {
                 }
             };
             self.placing.fetch_add(1, Ordering::Relaxed);
-            let copy = Copy { parcel, queue, stamp, pauses: pauses(), due: Instant::now() };
             // Fails only when the task is gone; the original stays unsettled then, and `is_alive` tells.
-            self.copies.send(copy).ok();
+            self.copies.send((queue, Copy { parcel, stamp })).ok();
         }
         acknowledge(&self.unsettled, done).await;
     }
@@ -88,7 +98,7 @@ impl Settler {
     }
 }
 
-/// Pauses between the attempts to place one copy.
+/// Pauses between the attempts to place a copy in a queue that has failed to take one.
 fn pauses() -> ExponentialBackoff {
     ExponentialBuilder::new()
         .with_min_delay(Duration::from_secs(1))
@@ -112,49 +122,64 @@ struct Desk {
 }
 
 impl Desk {
-    async fn run(mut self, mut incoming: mpsc::UnboundedReceiver<Copy>) -> Publisher {
-        let mut waiting: Vec<Copy> = Vec::new();
+    async fn run(mut self, mut incoming: mpsc::UnboundedReceiver<(String, Copy)>) {
+        let mut lanes: BTreeMap<String, Lane> = BTreeMap::new();
         loop {
-            let next = waiting.iter().map(|copy| copy.due).min();
+            let due = lanes.values().map(|lane| lane.due).min();
             tokio::select! {
                 biased;
-                () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                    let now = Instant::now();
-                    for copy in waiting.extract_if(.., |copy| copy.due <= now).collect::<Vec<_>>() {
-                        waiting.extend(self.place(copy).await);
-                    }
-                }
+                // New ones first, which costs no time: none may wait behind those of a queue that fails.
                 copy = incoming.recv() => match copy {
-                    Some(copy) => waiting.extend(self.place(copy).await),
+                    Some((queue, copy)) => lanes.entry(queue).or_insert_with(Lane::new).copies.push_back(copy),
                     None => break,
                 },
+                () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    let next = lanes.iter_mut().min_by_key(|(_, lane)| lane.due);
+                    if let Some((queue, lane)) = next {
+                        self.advance(queue, lane).await;
+                    }
+                    lanes.retain(|_, lane| !lane.copies.is_empty());
+                }
             }
         }
-        for copy in waiting {
-            self.place(copy).await;
+        for (queue, lane) in lanes {
+            for copy in lane.copies {
+                self.place(&queue, copy).await.ok();
+            }
         }
-        self.publisher
+    }
+
+    /// Places the lane's next copy; or puts it at the end, and the lane to rest.
+    async fn advance(&mut self, queue: &str, lane: &mut Lane) {
+        let Some(copy) = lane.copies.pop_front() else { return };
+        match self.place(queue, copy).await {
+            Ok(()) => {
+                lane.pauses = pauses();
+                lane.due = Instant::now();
+            }
+            Err((copy, error)) => {
+                let pause = lane.pauses.next().unwrap_or_default();
+                lane.due = Instant::now() + pause;
+                let message_id = copy.parcel.original.message_id().map(harmless);
+                lane.copies.push_back(copy);
+                let held = lane.copies.len();
+                tracing::warn!(message_id, error, held, ?pause, "copy not placed, original held");
+            }
+        }
     }
 
     /// Places a copy and acknowledges its original, or gives the copy back for later.
-    async fn place(&mut self, mut waiting: Copy) -> Option<Copy> {
-        let Copy { parcel, queue, stamp, .. } = &waiting;
-        let properties = |frame_max| copy(&parcel.original, stamp, frame_max);
-        let placed = self.publisher.publish(queue, properties, &parcel.body).await;
-        match placed {
-            Ok(()) => {
-                acknowledge(&self.unsettled, vec![waiting.parcel.receipt]).await;
-                self.placing.fetch_sub(1, Ordering::Relaxed);
-                None
+    async fn place(&mut self, queue: &str, copy: Copy) -> Result<(), (Copy, String)> {
+        let Copy { parcel, stamp } = &copy;
+        // An original that cannot be acknowledged any more comes again, and gets its copy then.
+        if parcel.receipt.is_valid() {
+            let properties = |frame_max| headers::copy(&parcel.original, stamp, frame_max);
+            if let Err(error) = self.publisher.publish(queue, properties, &parcel.body).await {
+                return Err((copy, format!("{error:#}")));
             }
-            Err(error) => {
-                let pause = waiting.pauses.next().unwrap_or_default();
-                let error = format!("{error:#}");
-                let message_id = waiting.parcel.original.message_id().map(harmless);
-                tracing::warn!(message_id, error, ?pause, "copy not placed, original held");
-                waiting.due = Instant::now() + pause;
-                Some(waiting)
-            }
+            acknowledge(&self.unsettled, vec![copy.parcel.receipt]).await;
         }
+        self.placing.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
-use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
+use lapin::protocol::AMQPSoftError;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ExchangeKind};
 
@@ -84,7 +84,7 @@ impl Topology {
         let exchange = self.exchange.as_str();
         answer(channel.exchange_declare(exchange.into(), ExchangeKind::Topic, durable, FieldTable::default()))
             .await
-            .map_err(|error| explain(&error, &format!("exchange {exchange}"), "amqp.exchange"))?;
+            .map_err(|error| refused(&error, &format!("exchange {exchange}"), "amqp.exchange"))?;
         // The targets of dead letters first: no message may find its way out missing.
         self.queue_declare(&channel, &self.failure_queue(), self.failure_arguments()).await?;
         for delay in &self.delays {
@@ -105,7 +105,13 @@ impl Topology {
         Ok(())
     }
 
+    /// A passive declaration compares nothing but the name, and bindings cannot be asked for.
     async fn check(&self, channel: &Channel) -> anyhow::Result<()> {
+        let exchange = self.exchange.as_str();
+        let passive = ExchangeDeclareOptions { passive: true, ..ExchangeDeclareOptions::default() };
+        answer(channel.exchange_declare(exchange.into(), ExchangeKind::Topic, passive, FieldTable::default()))
+            .await
+            .with_context(|| format!("exchange {exchange} must exist, for amqp.declare is false"))?;
         let retry = self.retry_queues();
         for name in retry.iter().chain([&self.failure_queue(), &self.queue]) {
             let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -121,7 +127,7 @@ impl Topology {
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         answer(channel.queue_declare(name.into(), durable, arguments))
             .await
-            .map_err(|error| explain(&error, &format!("queue {name}"), "amqp.queue"))?;
+            .map_err(|error| refused(&error, &format!("queue {name}"), "amqp.queue"))?;
         Ok(())
     }
 
@@ -180,17 +186,12 @@ fn insert(table: &mut FieldTable, name: &str, value: AMQPValue) {
 }
 
 /// The broker's own text names what differs; this adds the way out.
-fn explain(error: &BrokerError, what: &str, key: &str) -> anyhow::Error {
-    match error {
-        BrokerError::Lapin(error) if is_refused_as_different(error) => anyhow!(
+fn refused(error: &BrokerError, what: &str, key: &str) -> anyhow::Error {
+    match error.is(AMQPSoftError::PRECONDITIONFAILED) {
+        true => anyhow!(
             "cannot declare {what}: {error}. Nothing was changed. Make it fit by hand, choose another name ({key}) or \
              type (amqp.queue_type), or take it as it is with amqp.declare = false"
         ),
-        error => anyhow!("cannot declare {what}: {error}"),
+        false => anyhow!("cannot declare {what}: {error}"),
     }
-}
-
-fn is_refused_as_different(error: &lapin::Error) -> bool {
-    let lapin::ErrorKind::ProtocolError(error) = error.kind() else { return false };
-    *error.kind() == AMQPErrorKind::Soft(AMQPSoftError::PRECONDITIONFAILED)
 }

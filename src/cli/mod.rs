@@ -3,6 +3,7 @@
 mod consume;
 mod purge;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -73,10 +74,7 @@ impl Cli {
                 Command::Consume(args) => consume::run(args, settings).await,
                 Command::Purge(args) => purge::run(args, settings).await,
                 Command::Migrate => migrate(&settings).await,
-                Command::Config => {
-                    print!("{}", settings.to_toml());
-                    Ok(())
-                }
+                Command::Config => say(settings.to_toml().trim_end()),
             }
         });
         // Whatever still runs, a lookup of a name for instance, is not waited for.
@@ -85,9 +83,15 @@ impl Cli {
     }
 }
 
-/// The environment, less what is no Unicode: no setting of ours is.
+/// The environment. What is no Unicode cannot be a valid setting; it is read as far as it can be, and refused by its key.
 fn environment() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+    let text = |part: std::ffi::OsString| part.to_string_lossy().into_owned();
+    std::env::vars_os().map(move |(name, value)| (text(name), text(value)))
+}
+
+/// Prints a line of a command's result.
+fn say(line: &str) -> anyhow::Result<()> {
+    writeln!(std::io::stdout(), "{line}").context("cannot write to standard output")
 }
 
 fn key_value(text: &str) -> Result<(String, String), &'static str> {
@@ -98,10 +102,9 @@ fn key_value(text: &str) -> Result<(String, String), &'static str> {
 async fn migrate(settings: &Settings) -> anyhow::Result<()> {
     let migrated = with_database(settings, async |database| database.migrate().await.context("cannot migrate")).await?;
     match migrated.applied {
-        0 => println!("the schema is up to date"),
-        applied => println!("{applied} migrations applied"),
+        0 => say("the schema is up to date"),
+        applied => say(&format!("{applied} migrations applied")),
     }
-    Ok(())
 }
 
 /// Does a command's work on the database, if it answers; says where it was looked for when it does not. Ends its
@@ -118,8 +121,7 @@ async fn with_database<T>(
         Ok(Err(error)) => Err(anyhow!("cannot reach the database at {place}: {}", explain(&error))),
         Err(_) => Err(anyhow!("the database at {place} does not answer within {PATIENCE:?}")),
     };
-    // A session that does not end in time ends with the process.
-    tokio::time::timeout(Duration::from_secs(1), database.close()).await.ok();
+    database.close().await;
     result
 }
 

@@ -7,10 +7,10 @@ use chrono::{SecondsFormat, Utc};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio_util::sync::CancellationToken;
 
-use super::{PATIENCE, with_database};
+use super::{PATIENCE, say, with_database};
 use crate::broker::{self, Topology};
 use crate::db::Database;
-use crate::inbox::purge;
+use crate::inbox::purge::{self, Rival};
 use crate::settings::{Settings, UNITS, parse_duration};
 
 /// Delete the rows of `processed_event` that are older than a horizon
@@ -47,21 +47,17 @@ pub(super) async fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
 
 async fn purge(args: &Args, database: &Database) -> anyhow::Result<()> {
     let cutoff = purge::cutoff(database, args.horizon).await?;
-    println!("cutoff {}", cutoff.to_rfc3339_opts(SecondsFormat::Secs, true));
+    say(&format!("cutoff {}", cutoff.to_rfc3339_opts(SecondsFormat::Secs, true)))?;
     if args.dry_run {
-        println!("{} rows would be deleted", purge::count(database, cutoff).await.context("cannot count")?);
-        return Ok(());
+        let rows = purge::count(database, cutoff).await.context("cannot count")?;
+        return say(&format!("{rows} rows would be deleted"));
     }
     let bar = progress_bar(database, cutoff).await?;
-    let purged = purge::purge(database, cutoff, |rows| bar.inc(rows)).await;
+    let purged = purge::purge(database, cutoff, Rival::Wait, |rows| bar.inc(rows)).await;
     let deleted = bar.position();
     bar.finish_and_clear();
-    let purged = purged.with_context(|| format!("the purge broke off after {deleted} rows, which stay deleted"))?;
-    println!("{} rows deleted", purged.rows);
-    if purged.yielded {
-        println!("another purge is at work and goes on with the rest");
-    }
-    Ok(())
+    let rows = purged.with_context(|| format!("the purge broke off after {deleted} rows, which stay deleted"))?;
+    say(&format!("{rows} rows deleted"))
 }
 
 /// Refuses a horizon that copies may outlive.
@@ -126,15 +122,13 @@ pub(super) async fn scheduled_purges(settings: Settings, database: Database, sto
         let purged = async {
             check(settings.purge.horizon, false, &settings).await?;
             let cutoff = purge::cutoff(&database, settings.purge.horizon).await?;
-            anyhow::Ok((cutoff, purge::purge(&database, cutoff, |_| {}).await?))
+            anyhow::Ok((cutoff, purge::purge(&database, cutoff, Rival::Yield, |_| {}).await?))
         };
         tokio::select! {
             () = stop.cancelled() => return,
             purged = purged => match purged {
-                Ok((cutoff, purged)) => {
-                    tracing::info!(%cutoff, rows = purged.rows, yielded = purged.yielded, "purged");
-                }
-                Err(error) => tracing::warn!(error = format!("{error:#}"), "purge failed, the next one goes on"),
+                Ok((cutoff, rows)) => tracing::info!(%cutoff, rows, "purged"),
+                Err(error) => tracing::warn!(error = format!("{error:#}"), "not purged"),
             },
         }
     }

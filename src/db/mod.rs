@@ -26,7 +26,7 @@ const WHY_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Database {
     pool: PgPool,
     begin: std::sync::Arc<str>,
-    transaction_timeout: Duration,
+    statement_timeout: Duration,
 }
 
 impl Database {
@@ -51,9 +51,7 @@ impl Database {
              set local idle_in_transaction_session_timeout = {milliseconds}; \
              savepoint seal"
         );
-        // Every statement may take the timeout, but a transaction of a handful that takes several of them is
-        // talking to a server that does not answer any more.
-        Self { pool, begin: begin.into(), transaction_timeout: settings.timeout * 2 }
+        Self { pool, begin: begin.into(), statement_timeout: settings.timeout }
     }
 
     /// Begins a transaction: READ COMMITTED, durable, with bounded waits.
@@ -68,23 +66,19 @@ impl Database {
         };
         // Owned by the transaction before the first statement: a `begin` that is given up on must not bring its
         // connection back to the pool.
-        let mut transaction = Transaction { connection, ended: false };
+        let mut transaction = Transaction { connection, limit: self.transaction_timeout(), ended: false };
         let begin = sqlx::raw_sql(AssertSqlSafe(self.begin.clone())).execute(transaction.connection());
-        self.bounded(begin).await?;
+        bounded(self.transaction_timeout(), begin).await?;
         Ok(transaction)
     }
 
-    /// Waits for the database no longer than a transaction may take. The server bounds each statement by itself; this
-    /// is for a network that has gone silent.
+    /// Waits for a statement no longer than a transaction may take. The server bounds each statement by itself; this is
+    /// for a network that has gone silent.
     ///
     /// # Errors
-    /// The work's own, or a timeout.
-    pub async fn bounded<T>(&self, work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
-        let limit = self.transaction_timeout;
-        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-            let text = format!("no answer within {limit:?}");
-            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
-        })
+    /// The statement's own, or a timeout.
+    pub async fn bounded<T>(&self, statement: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+        bounded(self.transaction_timeout(), statement).await
     }
 
     async fn why_not_connected(&self) -> sqlx::Error {
@@ -94,14 +88,20 @@ impl Database {
         }
     }
 
-    /// The longest that a transaction may take, seen from here, where a silent network is noticed too.
-    pub fn transaction_timeout(&self) -> Duration {
-        self.transaction_timeout
+    /// The longest that a statement, or its wait for a lock, may take.
+    pub fn statement_timeout(&self) -> Duration {
+        self.statement_timeout
     }
 
-    /// Closes all connections.
+    /// The longest that a transaction may take, seen from here, where a silent network is noticed too: one that takes
+    /// two full statements' time is talking to a server that does not answer any more.
+    pub fn transaction_timeout(&self) -> Duration {
+        self.statement_timeout * 2
+    }
+
+    /// Ends all sessions; one that does not end in a moment ends with the process.
     pub async fn close(&self) {
-        self.pool.close().await;
+        tokio::time::timeout(Duration::from_secs(1), self.pool.close()).await.ok();
     }
 
     /// Brings the schema up to date. Several at once are safe: one works, the others wait.
@@ -118,34 +118,40 @@ impl Database {
         /// Any number, the same in every release.
         const LOCK: i64 = 0x5700_c5e7;
 
-        if self.pending(&migrator).await? == 0 {
+        let mut transaction = self.begin().await?;
+        let pending = self.bounded(pending(transaction.connection(), &migrator)).await?;
+        transaction.rollback().await?;
+        if pending == 0 {
             return Ok(Migrated { applied: 0 });
         }
-        let mut transaction = self.pool.begin().await?;
+        // One of sqlx's own: its migrator makes savepoints of what would end ours.
+        let mut transaction = self.pool.begin_with("begin isolation level read committed").await?;
         sqlx::raw_sql("set local lock_timeout = '1min'").execute(&mut *transaction).await?;
         sqlx::query("select pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *transaction).await?;
-        let pending = self.pending(&migrator).await?;
+        let applied = self::pending(&mut transaction, &migrator).await?;
         migrator.run(&mut *transaction).await?;
         transaction.commit().await?;
-        Ok(Migrated { applied: pending })
+        Ok(Migrated { applied })
     }
+}
 
-    /// How many migrations have not been applied yet.
-    async fn pending(&self, migrator: &Migrator) -> anyhow::Result<usize> {
-        let mut transaction = self.begin().await?;
-        let exists: bool = sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null")
-            .fetch_one(transaction.connection())
-            .await?;
-        let applied: Vec<(i64, Vec<u8>)> = if exists {
-            sqlx::query_as("select version, checksum from _sqlx_migrations where success")
-                .fetch_all(transaction.connection())
-                .await?
-        } else {
-            Vec::new()
-        };
-        transaction.rollback().await?;
-        Ok(migrator.iter().filter(|m| !applied.iter().any(|(v, sum)| *v == m.version && **sum == *m.checksum)).count())
-    }
+async fn bounded<T>(limit: Duration, work: impl Future<Output = sqlx::Result<T>>) -> sqlx::Result<T> {
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let text = format!("no answer within {limit:?}");
+        Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, text)))
+    })
+}
+
+/// How many migrations have not been applied yet.
+async fn pending(conn: &mut PgConnection, migrator: &Migrator) -> sqlx::Result<usize> {
+    let exists: bool =
+        sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null").fetch_one(&mut *conn).await?;
+    let applied: Vec<(i64, Vec<u8>)> = match exists {
+        true => sqlx::query_as("select version, checksum from _sqlx_migrations where success").fetch_all(conn).await?,
+        false => Vec::new(),
+    };
+    let is_applied = |version, checksum: &[u8]| applied.iter().any(|(v, c)| *v == version && **c == *checksum);
+    Ok(migrator.iter().filter(|migration| !is_applied(migration.version, &migration.checksum)).count())
 }
 
 /// What a migration did.
@@ -162,6 +168,7 @@ pub struct Migrated {
 #[must_use]
 pub struct Transaction {
     connection: PoolConnection<Postgres>,
+    limit: Duration,
     ended: bool,
 }
 
@@ -182,7 +189,9 @@ impl Transaction {
     /// 25P02, 25P01 or 3B001 when a handler has aborted, ended or replaced the transaction; a deferred constraint's own
     /// error; or the connection's, and then nobody knows whether the commit took place.
     pub async fn commit(mut self) -> sqlx::Result<()> {
-        sqlx::raw_sql("release seal; set constraints all immediate; commit").execute(self.connection()).await?;
+        let limit = self.limit;
+        let commit = sqlx::raw_sql("release seal; set constraints all immediate; commit").execute(self.connection());
+        bounded(limit, commit).await?;
         self.ended = true;
         Ok(())
     }
@@ -192,7 +201,8 @@ impl Transaction {
     /// # Errors
     /// The connection's; it is closed then, which rolls back as well.
     pub async fn rollback(mut self) -> sqlx::Result<()> {
-        sqlx::raw_sql("rollback").execute(self.connection()).await?;
+        let limit = self.limit;
+        bounded(limit, sqlx::raw_sql("rollback").execute(self.connection())).await?;
         self.ended = true;
         Ok(())
     }

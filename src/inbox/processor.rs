@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use futures_util::FutureExt;
 use sqlx::PgConnection;
+use tokio::time::Instant;
 
 use super::guard::{Claim, Fresh, claim};
 use crate::db::{Database, explain};
@@ -26,7 +27,7 @@ pub trait Dispatch: Send + Sync + 'static {
 pub struct Processor<D> {
     database: Database,
     dispatch: D,
-    committed: AtomicU64,
+    applied: AtomicU64,
 }
 
 /// How far a batch got: an outcome for each of its first messages, all of them unless it was interrupted.
@@ -50,12 +51,12 @@ pub struct Interrupted {
 impl<D: Dispatch> Processor<D> {
     /// A processor for any number of workers.
     pub fn new(database: Database, dispatch: D) -> Self {
-        Self { database, dispatch, committed: AtomicU64::new(0) }
+        Self { database, dispatch, applied: AtomicU64::new(0) }
     }
 
-    /// How many messages have been committed so far, by all workers.
-    pub fn committed(&self) -> u64 {
-        self.committed.load(Ordering::Relaxed)
+    /// How many events have been applied so far, by all workers.
+    pub fn applied(&self) -> u64 {
+        self.applied.load(Ordering::Relaxed)
     }
 
     /// Applies the batch, in one transaction if it can be.
@@ -75,6 +76,8 @@ impl<D: Dispatch> Processor<D> {
             };
             let interruption = match stop {
                 Stop::Service(interruption) => interruption,
+                // Whoever holds the slice tries it again, in smaller pieces.
+                Stop::Contention { cause, timed_out: true } => Interruption { cause, suspicion: Suspicion::Timeout },
                 Stop::Event(_) | Stop::Contention { .. } if slice.len() > 1 => {
                     let (first, second) = slice.split_at(slice.len() / 2);
                     slices.extend([second, first]);
@@ -88,21 +91,22 @@ impl<D: Dispatch> Processor<D> {
                     outcomes.push(Outcome::Failed(Failure::Retryable(cause)));
                     continue;
                 }
-                Stop::Contention { cause, timed_out: true } => Interruption { cause, suspicion: Suspicion::Timeout },
             };
             return Progress { outcomes, interrupted: Some(Interrupted { interruption, tried: slice.len() }) };
         }
         Progress { outcomes, interrupted: None }
     }
 
-    /// Contention is no failure: the same again goes through, mostly.
+    /// Contention is no failure: the same again goes through, mostly. But what has waited for as long as a statement may
+    /// is not made to wait again here, where all others of its worker wait with it.
     async fn apply_despite_contention(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
         /// Runs after the first one. A deadlock picks one victim a time, so a handful clears any ordinary crowd.
         const AGAIN: u32 = 5;
 
+        let begun = Instant::now();
         for run in 0..AGAIN {
             match self.apply(slice).await {
-                Err(Stop::Contention { cause, .. }) => {
+                Err(Stop::Contention { cause, .. }) if begun.elapsed() < self.database.statement_timeout() => {
                     tracing::debug!(error = %format!("{cause:#}"), run, "contention, running again");
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=20 << run))).await;
                 }
@@ -133,12 +137,13 @@ impl<D: Dispatch> Processor<D> {
         match self.claim_and_dispatch(transaction.connection(), slice).await {
             Ok(outcomes) => {
                 transaction.commit().await.map_err(|error| Stop::from(error).during("commit"))?;
-                self.committed.fetch_add(outcomes.len() as u64, Ordering::Relaxed);
+                let applied = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Applied)).count();
+                self.applied.fetch_add(applied as u64, Ordering::Relaxed);
                 Ok(outcomes)
             }
             Err(stop) => {
                 // The first cause is the one to report, whatever the rollback says. Anything but an event's own
-                // failure leaves a connection in doubt, which is dropped.
+                // failure takes its connection along: it may be broken, or have statements that do not fit it.
                 if matches!(stop, Stop::Event(_)) {
                     transaction.rollback().await.ok();
                 }

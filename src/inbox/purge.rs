@@ -15,13 +15,13 @@ const STEP: i64 = 5_000;
 /// transaction, which is all that a pooling proxy gives.
 const LOCK: i64 = 0x5700_c5e8;
 
-/// What a purge did.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Purged {
-    /// Rows deleted.
-    pub rows: u64,
-    /// Another purge was at work, so this one left the rest to it.
-    pub yielded: bool,
+/// What to do when another purge is at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rival {
+    /// Take turns with it, a step each.
+    Wait,
+    /// Leave the rest to it.
+    Yield,
 }
 
 /// The time before which rows are `horizon` old, by the database's clock: the same that stamped them.
@@ -52,50 +52,64 @@ pub async fn count(database: &Database, cutoff: DateTime<Utc>) -> sqlx::Result<u
     Ok(rows.unsigned_abs())
 }
 
-/// Deletes the rows older than `cutoff`, the oldest first, a step at a time, and tells after each how many it were.
+/// Deletes the rows older than `cutoff`, the oldest first, a step at a time, and tells `progress` after each how many it
+/// were. Gives their number.
 ///
 /// It rests after each step for as long as the step took, so that consumption keeps the larger part of the database.
 /// What was deleted stays deleted, however the purge ends.
 ///
 /// # Errors
 /// The database's.
-pub async fn purge(database: &Database, cutoff: DateTime<Utc>, mut progress: impl FnMut(u64)) -> sqlx::Result<Purged> {
+pub async fn purge(
+    database: &Database,
+    cutoff: DateTime<Utc>,
+    rival: Rival,
+    mut progress: impl FnMut(u64),
+) -> sqlx::Result<u64> {
     let mut rows = 0;
     // Where the last step ended: without it, each step would read over the dead index entries of all before it.
     let mut oldest = None;
     loop {
         let begun = tokio::time::Instant::now();
         let mut transaction = database.begin().await?;
-        let Some(step) = database.bounded(step(transaction.connection(), oldest, cutoff)).await? else {
-            database.bounded(transaction.rollback()).await?;
-            return Ok(Purged { rows, yielded: true });
-        };
-        database.bounded(transaction.commit()).await?;
-        rows += step.rows;
-        progress(step.rows);
-        match step.newest {
-            Some(newest) if step.rows == STEP.unsigned_abs() => oldest = Some(newest),
-            _ => return Ok(Purged { rows, yielded: false }),
+        let conn = transaction.connection();
+        let step = database.bounded(async {
+            match lock(conn, rival).await? {
+                true => delete(conn, oldest, cutoff).await.map(Some),
+                false => Ok(None),
+            }
+        });
+        let step = step.await?;
+        transaction.commit().await?;
+        let Some(Step { rows: deleted, newest: Some(newest) }) = step else { return Ok(rows) };
+        rows += deleted;
+        progress(deleted);
+        if deleted < STEP.unsigned_abs() {
+            return Ok(rows);
         }
+        oldest = Some(newest);
         tokio::time::sleep(begun.elapsed()).await;
+    }
+}
+
+/// Takes the lock for this transaction; false when another purge has it and is not waited for.
+async fn lock(conn: &mut PgConnection, rival: Rival) -> sqlx::Result<bool> {
+    match rival {
+        Rival::Wait => sqlx::query!("select pg_advisory_xact_lock($1)", LOCK).execute(conn).await.map(|_| true),
+        Rival::Yield => {
+            sqlx::query_scalar!("select pg_try_advisory_xact_lock($1) as \"locked!\"", LOCK).fetch_one(conn).await
+        }
     }
 }
 
 struct Step {
     rows: u64,
+    /// The `processed_at` of the newest row deleted; none when there was no row.
     newest: Option<DateTime<Utc>>,
 }
 
-/// One step; `None` when another purge holds the lock.
-async fn step(
-    conn: &mut PgConnection,
-    from: Option<DateTime<Utc>>,
-    cutoff: DateTime<Utc>,
-) -> sqlx::Result<Option<Step>> {
-    let locked = sqlx::query_scalar!("select pg_try_advisory_xact_lock($1) as \"locked!\"", LOCK);
-    if !locked.fetch_one(&mut *conn).await? {
-        return Ok(None);
-    }
+/// Deletes the oldest rows from `from` on.
+async fn delete(conn: &mut PgConnection, from: Option<DateTime<Utc>>, cutoff: DateTime<Utc>) -> sqlx::Result<Step> {
     // Rows are never updated, so their places (ctid) hold still between the two parts.
     let step = sqlx::query!(
         "with gone as (
@@ -111,5 +125,5 @@ async fn step(
     )
     .fetch_one(conn)
     .await?;
-    Ok(Some(Step { rows: step.rows.unsigned_abs(), newest: step.newest }))
+    Ok(Step { rows: step.rows.unsigned_abs(), newest: step.newest })
 }

@@ -24,19 +24,25 @@ pub(super) struct Hand {
     pub(super) suspects: Vec<Suspect>,
     /// The most messages of the next transaction.
     pub(super) limit: usize,
+    /// Whether the last transaction was a suspect's: then it is the others' turn, whose way a slow one must not bar.
+    pub(super) others_turn: bool,
     /// What keeps this worker from working.
     pub(super) outage: Outage,
 }
 
 impl Hand {
     pub(super) fn new(limit: usize) -> Self {
-        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, outage: Outage::default() }
+        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, others_turn: false, outage: Outage::default() }
     }
 
-    /// Takes a suspect whose time has come.
+    /// Takes a suspect whose time has come, every other time.
     pub(super) fn due_suspect(&mut self) -> Option<Suspect> {
+        if std::mem::take(&mut self.others_turn) {
+            return None;
+        }
         let now = Instant::now();
         let due = self.suspects.iter().position(|suspect| suspect.record.due <= now)?;
+        self.others_turn = true;
         Some(self.suspects.swap_remove(due))
     }
 
@@ -63,18 +69,17 @@ pub(super) struct Suspect {
 pub(super) struct Record {
     interruptions: u32,
     since: Instant,
-    /// How many messages had been committed before it was first interrupted.
-    committed: u64,
+    /// How many events had been applied when it was first interrupted.
+    applied: u64,
     due: Instant,
     pauses: ExponentialBackoff,
 }
 
 impl Record {
-    /// Begins one, of a message that has not been interrupted alone before; `committed` messages had been committed
-    /// when it was tried.
-    pub(super) fn new(committed: u64) -> Self {
+    /// Begins one, of a message that has not been interrupted alone before; `applied` events have been by now.
+    pub(super) fn new(applied: u64) -> Self {
         let now = Instant::now();
-        Self { interruptions: 0, since: now, committed, due: now, pauses: outage_pauses() }
+        Self { interruptions: 0, since: now, applied, due: now, pauses: outage_pauses() }
     }
 
     /// Adds an interruption; the message is due again after a pause.
@@ -85,16 +90,17 @@ impl Record {
     }
 
     /// Whether one more interruption proves it: others went through while it did not.
-    pub(super) fn is_proof(&self, suspicion: Suspicion, committed: u64) -> bool {
-        let others_went_through = committed > self.committed;
+    pub(super) fn is_proof(&self, suspicion: Suspicion, applied: u64) -> bool {
+        /// Interruptions, the new one included. A restart of the database makes one or two.
+        const ENOUGH: u32 = 5;
+        /// Longer than it takes to restart a database.
+        const LONG: Duration = Duration::from_secs(30);
+
+        let often = self.interruptions + 1 >= ENOUGH && applied > self.applied;
         match suspicion {
             Suspicion::None => false,
-            // It has waited its full time, over and over, within each attempt.
-            Suspicion::Timeout => others_went_through,
-            // A restart of the database breaks connections too, for a while and for all.
-            Suspicion::BrokenConnection => {
-                others_went_through && self.interruptions >= 4 && self.since.elapsed() >= Duration::from_secs(30)
-            }
+            Suspicion::Timeout => often, // each has taken its time
+            Suspicion::BrokenConnection => often && self.since.elapsed() >= LONG,
         }
     }
 }

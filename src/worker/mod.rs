@@ -63,12 +63,12 @@ impl<D: Dispatch> Workers<D> {
         let this = Arc::new(self);
         let publisher = Publisher::new(this.amqp.url.clone(), this.topology.clone());
         let mut pauses = reconnect_pauses();
-        let mut committed = 0;
+        let mut applied = 0;
         while let Err(error) = this.session(&publisher, &stop).await {
             // Only what got work done starts with short pauses again: a broker that takes the connection and refuses
             // the rest is not to be hurried.
-            let so_far = this.processor.committed();
-            if so_far > std::mem::replace(&mut committed, so_far) {
+            let so_far = this.processor.applied();
+            if so_far > std::mem::replace(&mut applied, so_far) {
                 pauses = reconnect_pauses();
             }
             let pause = pauses.next().unwrap_or_default();
@@ -163,8 +163,9 @@ struct Worker<D> {
 impl<D: Dispatch> Worker<D> {
     async fn run(mut self) -> anyhow::Result<()> {
         self.work().await?;
-        // Bounded, for the others of this connection wait for it; what is not placed by then is given back.
-        tokio::time::timeout(self.shared.consume.grace, self.settler.finish()).await.ok();
+        self.subscription.unsubscribe().await?;
+        // Half of the grace, so that there is time to give back what is not placed by then.
+        tokio::time::timeout(self.shared.consume.grace / 2, self.settler.finish()).await.ok();
         self.subscription.give_back().await
     }
 
@@ -185,8 +186,8 @@ impl<D: Dispatch> Worker<D> {
                 tokio::select! {
                     biased;
                     () = self.ending.cancelled() => return Ok(()),
-                    () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
                     batch = self.subscription.next_batch() => self.receive(batch?).await,
+                    () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
                     () = sleep(if self.shared.until_empty { IDLE } else { WATCH }) => {
                         let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
                         if self.shared.until_empty && nothing_in_hand && self.subscription.is_drained().await? {
@@ -227,19 +228,18 @@ impl<D: Dispatch> Worker<D> {
 
     /// Tries the next messages in one transaction. Tells whether they are settled.
     async fn try_slice(&mut self, mut slice: VecDeque<Pending>) -> bool {
-        let committed = self.shared.processor.committed();
         let interrupted = self.process(&mut slice).await;
         let Some(Interrupted { interruption, tried }) = interrupted else {
             self.hand.limit = (self.hand.limit * 2).min(self.shared.consume.batch_size);
             self.hand.outage.over();
             return true;
         };
-        // Halved, as if one of them were to blame: if one is, it ends up alone; if none is, little is lost.
-        self.hand.limit = (tried / 2).max(1);
+        // An eighth, as if one of them were to blame: if one is, it stands alone soon; if none is, little is lost.
+        self.hand.limit = (tried / 8).max(1);
         if tried == 1
             && let Some(pending) = slice.pop_front()
         {
-            let record = Record::new(committed).interrupted();
+            let record = Record::new(self.shared.processor.applied()).interrupted();
             self.hand.suspects.push(Suspect { pending, record });
         }
         while let Some(pending) = slice.pop_back() {
@@ -258,7 +258,7 @@ impl<D: Dispatch> Worker<D> {
             self.hand.outage.over();
             return true;
         };
-        if !record.is_proof(interruption.suspicion, self.shared.processor.committed()) {
+        if !record.is_proof(interruption.suspicion, self.shared.processor.applied()) {
             self.hand.suspects.push(Suspect { pending, record: record.interrupted() });
             self.hold(&interruption).await;
             return false;
@@ -305,26 +305,33 @@ impl<D: Dispatch> Worker<D> {
 fn log(message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: &str) {
     let event_id = message.map(|message| tracing::field::display(message.id));
     let event = message.map(|message| message.event.name());
-    // Escaped: they are the producer's, and could forge a line.
-    let message_id = parcel.original.message_id().map(harmless);
-    let correlation_id = parcel.original.correlation_id().map(harmless);
+    // Escaped, for they are the producer's and could forge a line; and only when the line is written.
+    macro_rules! say {
+        ($level:ident, $text:expr $(, $field:ident = $value:expr)*) => {
+            tracing::$level!(
+                event_id,
+                event,
+                message_id = parcel.original.message_id().map(harmless),
+                correlation_id = parcel.original.correlation_id().map(harmless),
+                $($field = $value,)*
+                "{}", $text
+            )
+        };
+    }
     match verdict {
-        Verdict::Ack => tracing::debug!(event_id, event, message_id, correlation_id, "{done}"),
+        Verdict::Ack => say!(debug, done),
         Verdict::Retry { retry, delay, detail } => {
-            let detail = harmless(detail);
-            tracing::warn!(event_id, event, message_id, correlation_id, retry, ?delay, detail, "failed, to be retried");
+            let delay = tracing::field::debug(delay);
+            say!(warn, "failed, to be retried", retry = retry, delay = delay, detail = harmless(detail));
         }
         Verdict::Park { reason, detail, attempts } => {
             let (reason, detail) = (reason.as_str(), harmless(detail));
-            tracing::error!(
-                event_id,
-                event,
-                message_id,
-                correlation_id,
-                reason,
-                detail,
-                attempts,
-                "failed, to be parked in the failure queue"
+            say!(
+                error,
+                "failed, to be parked in the failure queue",
+                reason = reason,
+                attempts = attempts,
+                detail = detail
             );
         }
     }

@@ -130,6 +130,27 @@ async fn orders_of_thousands_of_lines_are_applied_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_has_a_bounded_number_of_lines() {
+    let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "1");
+    let (innocents, large) = (Order::many(60), (0..8).map(|_| Order::new(3_000)).collect::<Vec<_>>());
+    let script = Scripted::apply();
+    let service = bed.start_with(script.clone()).await;
+    bed.broker.publish_all(Order::EVENT, innocents.iter().map(Order::body)).await;
+    bed.has_processed(60).await; // the window is open
+    let lock = bed.side_session("lock table processed_event in access exclusive mode").await;
+    bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+    bed.blocked(1).await;
+    bed.broker.publish_all(Order::EVENT, large.iter().map(Order::body)).await;
+    bed.broker.has(&bed.broker.queue(), 0).await; // all are there for one batch
+    drop(lock);
+    bed.has_processed(69).await;
+    service.stop().await;
+    assert!((3_000..=10_000).contains(&script.most_lines()), "{} lines at once", script.most_lines());
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lone_event_does_not_wait_for_others() {
     let bed = TestBed::new().await;
     let service = bed.start().await;

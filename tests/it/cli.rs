@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tokio::net::TcpListener;
 
-use crate::support::{Order, Process, TestBed, eventually};
+use crate::support::{Order, Process, TestBed};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn help_explains_every_command_and_shows_an_example() {
@@ -70,7 +70,7 @@ async fn until_empty_does_not_wait_for_retries() {
     bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
     let end = bed.spawn(&["consume", "--until-empty"]).end().await;
     assert_eq!(end.code(), Some(0), "{}", end.stderr);
-    bed.broker.has(&bed.broker.retry_queue(3_600_000), 1).await;
+    assert_eq!(bed.broker.take(&bed.broker.retry_queue(3_600_000)).await.len(), 1);
     bed.finish().await;
 }
 
@@ -122,6 +122,6 @@ async fn logs_are_one_json_object_a_line_on_standard_error_and_tell_failures_wit
     assert!(of(&good).iter().all(|line| line["level"] == "DEBUG"), "a duplicate is no news");
     assert!(of(&good).len() >= 2);
     assert!(!end.stderr.contains('\u{1b}'));
-    eventually("it is parked", async || bed.broker.depth(&bed.broker.failure_queue()).await == 1).await;
+    bed.broker.failed(1).await;
     bed.finish().await;
 }

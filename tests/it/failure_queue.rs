@@ -52,7 +52,7 @@ async fn headers_do_not_grow_when_a_message_fails_again_and_again() {
             bed.broker.send_to(&bed.broker.queue(), message).await;
         }
     }
-    bed.broker.has(&bed.broker.failure_queue(), 2).await;
+    bed.broker.failed(2).await;
     service.stop().await;
     assert_eq!(sizes[1], sizes[9], "{sizes:?}");
     bed.finish().await;

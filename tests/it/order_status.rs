@@ -1,13 +1,9 @@
 //! The copy of each order's state, and the goods of cancelled orders, in whichever order the events arrive.
 
-use std::sync::Arc;
-
-use tokio::sync::Semaphore;
-
-use crate::support::{Order, Scripted, StatusChange, Step, TestBed};
+use crate::support::{Order, StatusChange, TestBed};
 
 /// Status, version and whether it is cancelled, as text.
-async fn status(bed: &TestBed, order: &Order) -> String {
+pub async fn status(bed: &TestBed, order: &Order) -> String {
     let sql = format!(
         "select coalesce((select status || '/' || version || case when cancelled_at is null then '' else ' cancelled' end
                           from order_status where order_id = '{}'), 'unknown')",
@@ -17,7 +13,7 @@ async fn status(bed: &TestBed, order: &Order) -> String {
 }
 
 /// Goods held and goods released.
-async fn goods(bed: &TestBed, order: &Order) -> String {
+pub async fn goods(bed: &TestBed, order: &Order) -> String {
     let sql = format!(
         "select count(*) filter (where released_at is null) || ' held ' || count(released_at) || ' released'
          from reservation where order_id = '{}'",
@@ -34,11 +30,13 @@ async fn one_by_one(bed: &TestBed, bodies: impl IntoIterator<Item = (&'static st
     }
 }
 
-fn placed(order: &Order) -> (&'static str, String) {
+/// The event that places the order, and its name.
+pub fn placed(order: &Order) -> (&'static str, String) {
     (Order::EVENT, order.body())
 }
 
-fn changed(order: &Order, status: &str, version: i64) -> (&'static str, String) {
+/// The event of a change of the order, and its name.
+pub fn changed(order: &Order, status: &str, version: i64) -> (&'static str, String) {
     (StatusChange::EVENT, StatusChange::new(order, status, version).body())
 }
 
@@ -58,6 +56,9 @@ async fn a_stale_version_after_a_newer_one_changes_nothing() {
     let newer = changed(&order, "shipped", 5);
     one_by_one(&bed, [placed(&order), newer, changed(&order, "paid", 4), changed(&order, "packed", 5)]).await;
     assert_eq!(status(&bed, &order).await, "shipped/5", "older ones and a second one of its version change nothing");
+    let updated = bed.text("select updated_at::text from order_status").await;
+    one_by_one(&bed, [changed(&order, "packed", 5), changed(&order, "paid", 1)]).await;
+    assert_eq!(bed.text("select updated_at::text from order_status").await, updated, "not even the time");
     one_by_one(&bed, [changed(&order, "delivered", 6)]).await;
     assert_eq!(status(&bed, &order).await, "delivered/6");
     assert_eq!(goods(&bed, &order).await, "1 held 0 released");
@@ -115,6 +116,16 @@ async fn a_stale_cancellation_releases_all_the_same_and_is_final() {
     assert_eq!(status(&bed, &order).await, "paid/9 cancelled", "nothing takes it back");
     one_by_one(&bed, [changed(&late, "shipped", 7), changed(&late, "cancelled", 3), placed(&late)]).await;
     assert_eq!(goods(&bed, &late).await, "0 held 2 released");
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancellation_of_the_same_version_releases_and_does_not_replace_the_status() {
+    let bed = TestBed::new().await;
+    let order = Order::new(2);
+    one_by_one(&bed, [placed(&order), changed(&order, "shipped", 5), changed(&order, "cancelled", 5)]).await;
+    assert_eq!(status(&bed, &order).await, "shipped/5 cancelled", "of two with one version the first counts");
+    assert_eq!(goods(&bed, &order).await, "0 held 2 released");
     bed.finish().await;
 }
 
@@ -181,61 +192,5 @@ async fn several_changes_of_one_order_in_one_batch_end_with_the_newest() {
     assert_eq!(status(&bed, &order).await, "first/6", "of two with one version the first that came");
     assert_eq!(status(&bed, &cancelled).await, "first/6 cancelled");
     assert_eq!(goods(&bed, &cancelled).await, "0 held 1 released");
-    bed.finish().await;
-}
-
-/// Two services, the second waiting for the first one's locks on the order.
-async fn two_workers_at_once(first: (&'static str, String), second: (&'static str, String), order: &Order) {
-    let mut bed = TestBed::new().await;
-    bed.set("consume.workers", "1");
-    bed.set("consume.prefetch", "1");
-    let gate = Arc::new(Semaphore::new(0));
-    let held = gate.clone();
-    let script = Scripted::new(move |_, _| Step::held(&held));
-    let service = bed.start_with(script.clone()).await;
-    bed.broker.publish(first.0, first.1).await;
-    script.entered().await;
-    let other_service = bed.start().await;
-    bed.broker.publish(second.0, second.1).await;
-    bed.blocked(1).await;
-    gate.add_permits(1);
-    bed.has_processed(2).await;
-    service.stop().await;
-    other_service.stop().await;
-    assert_eq!(goods(&bed, order).await, "0 held 2 released");
-    assert_eq!(status(&bed, order).await, "cancelled/1 cancelled");
-    assert_eq!(bed.broker.depth(&bed.broker.failure_queue()).await, 0);
-    bed.finish().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cancellation_waits_for_the_worker_that_places_the_order() {
-    let order = Order::new(2);
-    two_workers_at_once(placed(&order), changed(&order, "cancelled", 1), &order).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn placing_an_order_waits_for_the_worker_that_cancels_it() {
-    let order = Order::new(2);
-    two_workers_at_once(changed(&order, "cancelled", 1), placed(&order), &order).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn workers_with_the_same_orders_in_opposite_order_do_not_deadlock() {
-    let mut bed = TestBed::new().await;
-    bed.set("consume.workers", "4");
-    bed.set("consume.batch_size", "20");
-    bed.set_ladder(0, 50);
-    let orders = Order::many(30);
-    for version in 1..=6 {
-        let mut changes: Vec<_> = orders.iter().map(|order| StatusChange::new(order, "paid", version).body()).collect();
-        if version % 2 == 0 {
-            changes.reverse();
-        }
-        bed.broker.publish_all(StatusChange::EVENT, changes).await;
-    }
-    bed.drain().await;
-    assert_eq!(bed.count("select count(*) from order_status where version = 6").await, 30);
-    assert_eq!(bed.deadlocks().await, 0);
     bed.finish().await;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Order, Scripted, Step, TestBed, eventually, id, persistent};
+use crate::support::{Order, Scripted, Step, TestBed, id, persistent};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_retry_waits_its_delay_and_then_the_message_is_parked() {
@@ -112,7 +112,7 @@ async fn another_services_queue_receives_each_event_once_whatever_is_retried() {
         bed.broker.publish(Order::EVENT, order.body()).await;
     }
     bed.has_processed(2).await;
-    bed.broker.has(&bed.broker.failure_queue(), 2).await;
+    bed.broker.failed(2).await;
     service.stop().await;
     assert_eq!(bed.broker.depth(&other).await, 4, "exactly what was published");
     bed.finish().await;
@@ -164,7 +164,7 @@ async fn attempts_are_counted_by_message_and_not_by_message_id() {
         };
         bed.broker.publish_with(Order::EVENT, order.body(), properties).await;
     }
-    bed.broker.has(&bed.broker.failure_queue(), 6).await;
+    bed.broker.failed(6).await;
     service.stop().await;
     for order in &orders {
         assert_eq!(script.attempts(&order.event_id).len(), 2);
@@ -190,7 +190,7 @@ async fn a_short_delay_is_not_held_up_by_a_long_one() {
     bed.broker.publish(Order::EVENT, quick.body()).await;
     bed.has_processed(1).await;
     assert_eq!(script.attempts(&slow.event_id).len(), 2, "the slow one still waits");
-    eventually("the slow one ends too", async || bed.broker.depth(&bed.broker.failure_queue()).await == 1).await;
+    bed.broker.failed(1).await; // the slow one ends too
     service.stop().await;
     bed.finish().await;
 }

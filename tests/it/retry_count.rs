@@ -121,7 +121,7 @@ async fn a_count_that_is_no_number_gives_no_more_than_the_budget() {
     let service = bed.start_with(script.clone()).await;
     let headers = with_headers(&[("retry-count", text("many"))]);
     bed.broker.publish_with(Order::EVENT, order.body(), headers).await;
-    bed.broker.has(&bed.broker.failure_queue(), 1).await;
+    bed.broker.failed(1).await;
     service.stop().await;
     assert_eq!(script.attempts(&order.event_id).len(), 3);
     bed.finish().await;

@@ -80,6 +80,11 @@ impl Broker {
         self.delays.lock().expect("no panic").insert(milliseconds);
     }
 
+    /// All queues of the service.
+    pub fn queues(&self) -> Vec<String> {
+        [self.queue(), self.failure_queue()].into_iter().chain(self.retry_queues()).collect()
+    }
+
     fn retry_queues(&self) -> Vec<String> {
         self.delays.lock().expect("no panic").iter().map(|delay| self.retry_queue(*delay)).collect()
     }
@@ -271,7 +276,7 @@ impl Broker {
     /// Removes everything of the test.
     pub async fn remove(&self) {
         let declared: Vec<_> = self.declared.lock().expect("no panic").iter().cloned().collect();
-        for queue in [self.queue(), self.failure_queue()].into_iter().chain(self.retry_queues()).chain(declared) {
+        for queue in self.queues().into_iter().chain(declared) {
             self.delete(&queue).await;
         }
         let exchange = self.exchange();

@@ -53,6 +53,7 @@ pub struct Scripted {
     attempts: Arc<Mutex<HashMap<String, Vec<Instant>>>>,
     entered: Arc<Semaphore>,
     slices: Arc<AtomicUsize>,
+    most_lines: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for Scripted {
@@ -69,6 +70,7 @@ impl Scripted {
             attempts: Arc::default(),
             entered: Arc::new(Semaphore::new(0)),
             slices: Arc::default(),
+            most_lines: Arc::default(),
         }
     }
 
@@ -95,6 +97,11 @@ impl Scripted {
     /// that fails is no attempt of its members, for it is halved.
     pub fn attempts(&self, event_id: &str) -> Vec<Instant> {
         self.attempts.lock().expect("no panic").get(event_id).cloned().unwrap_or_default()
+    }
+
+    /// The most lines that were in one slice.
+    pub fn most_lines(&self) -> usize {
+        self.most_lines.load(Ordering::Relaxed)
     }
 
     fn record(&self, fresh: &[Fresh<'_>]) {
@@ -124,6 +131,8 @@ impl Dispatch for Scripted {
             self.record(fresh);
         }
         self.slices.fetch_add(1, Ordering::Relaxed);
+        let lines = fresh.iter().map(|fresh| fresh.message().event.lines()).sum();
+        self.most_lines.fetch_max(lines, Ordering::Relaxed);
         self.entered.add_permits(1);
         for step in &steps {
             if let Step::SwallowFirst(sql) = step {
