@@ -125,3 +125,25 @@ async fn logs_are_one_json_object_a_line_on_standard_error_and_tell_failures_wit
     bed.broker.failed(1).await;
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_that_cannot_be_written_is_an_error_and_no_panic() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("the device that is always full");
+    let mut config = std::process::Command::new(env!("CARGO_BIN_EXE_stock-service"));
+    let failed = config.arg("config").stdout(full).output().expect("the binary");
+    assert_eq!(failed.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&failed.stderr).contains("standard output"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_setting_that_is_no_text_is_refused_and_not_passed_over() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_stock-service"))
+        .arg("config")
+        .env("STOCK__CONSUME__GRACE", std::ffi::OsStr::from_bytes(b"2\xe9s"))
+        .output()
+        .expect("the binary");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("consume.grace"));
+}

@@ -19,6 +19,7 @@ mod double_delivery;
 mod failure_queue;
 mod handler_failure;
 mod malformed;
+mod neighbours;
 mod order_at_once;
 mod order_status;
 mod outage;

@@ -203,3 +203,16 @@ async fn a_schedule_that_is_switched_off_deletes_nothing() {
     assert_eq!(service.end().await.code(), Some(0));
     bed.remove().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_by_hand_waits_for_the_one_that_is_at_work() {
+    let bed = TestBed::new().await;
+    remember(&bed, 100, "40 days").await;
+    let rival = bed.side_session("select pg_advisory_xact_lock(1459668456)").await; // the purge's own lock
+    let purge = bed.spawn(&["purge", "--horizon", "30d"]);
+    bed.blocked(1).await;
+    drop(rival);
+    let end = purge.end().await;
+    assert_eq!((end.code(), bed.processed().await), (Some(0), 0), "{}{}", end.stdout, end.stderr);
+    bed.remove().await;
+}
