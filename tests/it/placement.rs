@@ -61,12 +61,12 @@ async fn without_the_right_to_declare_the_original_waits_for_its_failure_queue()
 async fn a_failure_queue_that_refuses_holds_the_originals_and_nothing_else() {
     let mut bed = TestBed::new().await;
     bed.set("amqp.declare", "false");
-    bed.set("consume.prefetch", "5"); // fewer than what will be held
+    bed.set("consume.prefetch", "5"); // the windows of both workers, however they grew, are fewer than what will be held
     let failure_queue = bed.broker.failure_queue();
     bed.broker.delete(&failure_queue).await;
     bed.broker.declare(&failure_queue, &room_for_one()).await;
     let service = bed.start().await;
-    let malformed: Vec<_> = (0..12).map(|n| format!("no event {n}")).collect();
+    let malformed: Vec<_> = (0..40).map(|n| format!("no event {n}")).collect();
     bed.broker.publish_all(Order::EVENT, malformed.clone()).await;
     bed.broker.has(&failure_queue, 1).await;
     let innocents = Order::many(50);
@@ -74,13 +74,13 @@ async fn a_failure_queue_that_refuses_holds_the_originals_and_nothing_else() {
     bed.has_processed(50).await;
     assert_eq!(bed.broker.depth(&failure_queue).await, 1, "the queue is full all the while");
     service.stop().await;
-    bed.broker.has(&bed.broker.queue(), 11).await; // their originals are given back
+    bed.broker.has(&bed.broker.queue(), 39).await; // their originals are given back
     // With room for all, all arrive, each once.
     let first = bed.broker.failed(1).await;
     bed.broker.delete(&failure_queue).await;
     bed.broker.declare(&failure_queue, &[]).await;
     bed.drain().await;
-    let rest = bed.broker.failed(11).await;
+    let rest = bed.broker.failed(39).await;
     let mut bodies: Vec<_> =
         first.into_iter().chain(rest).map(|message| String::from_utf8(message.body).expect("text")).collect();
     bodies.sort_unstable();

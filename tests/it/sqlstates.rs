@@ -106,7 +106,9 @@ async fn a_timeout_without_end_is_the_events_own_when_others_go_through() {
         let service = bed.start().await;
         bed.broker.publish(Order::EVENT, bad.body()).await;
         let mut others = 0;
+        let begun = Instant::now();
         while bed.broker.depth(&bed.broker.failure_queue()).await == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{state} is never blamed");
             bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
             others += 1;
             bed.has_processed(others).await;
@@ -198,6 +200,8 @@ async fn an_event_that_kills_its_session_is_blamed_after_30_seconds_and_holds_up
     let orders = innocents[..50].iter().chain([&killer]).chain(&innocents[50..]);
     bed.broker.publish_all(Order::EVENT, orders.map(Order::body)).await;
     bed.has_processed(100).await;
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(15), "the others were held up for {waited:?}");
     assert_eq!(bed.broker.depth(&bed.broker.failure_queue()).await, 0, "an outage looks the same for a while");
     // Whom to blame shows only while others go through.
     let mut others = 100;
@@ -205,7 +209,10 @@ async fn an_event_that_kills_its_session_is_blamed_after_30_seconds_and_holds_up
         assert!(begun.elapsed() < Duration::from_secs(150), "it is never blamed");
         bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
         others += 1;
+        let published = Instant::now();
         bed.has_processed(others).await;
+        let waited = published.elapsed();
+        assert!(waited < Duration::from_secs(10), "another one was held up for {waited:?}");
     }
     assert!(begun.elapsed() >= Duration::from_secs(30), "blamed after {:?}", begun.elapsed());
     let failed = bed.broker.failed(1).await;
