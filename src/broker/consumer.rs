@@ -319,7 +319,8 @@ impl Unsettled {
     }
 }
 
-/// Whether the acknowledgement went out. lapin answers `false`, not an error, when the channel is gone.
+/// Whether the acknowledgement went out. lapin answers `false`, not an error, when the channel is gone; and nothing at
+/// all when the connection breaks in this very moment.
 async fn acknowledge(receipt: &Receipt, multiple: bool) -> bool {
-    receipt.acker.ack(BasicAckOptions { multiple }).await.unwrap_or(false)
+    answer(receipt.acker.ack(BasicAckOptions { multiple })).await.unwrap_or(false)
 }

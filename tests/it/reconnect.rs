@@ -95,6 +95,31 @@ async fn what_is_committed_after_its_connection_broke_is_recognised_when_it_come
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cut_at_any_moment_around_a_commit_is_survived() {
+    const ROUNDS: u32 = 8;
+
+    let (mut bed, proxy) = proxied_bed().await;
+    bed.set("consume.workers", "1");
+    let service = bed.start().await;
+    for round in 1..=ROUNDS {
+        let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+        bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+        bed.blocked(1).await;
+        drop(lock);
+        // The fault's own moment: somewhere between the commit, its acknowledgement and what comes after.
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(0..6_000))).await;
+        proxy.cut();
+        bed.has_processed(i64::from(round)).await;
+        eventually("it consumes again", async || bed.broker.consumers().await == 1).await;
+    }
+    service.stop().await;
+    bed.drain().await; // the last one may have lost its acknowledgement, and be back
+    assert_eq!(bed.reservations().await, i64::from(ROUNDS));
+    assert_eq!(bed.broker.in_work().await, 0);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_original_is_kept_until_its_copy_is_confirmed() {
     let (mut bed, proxy) = proxied_bed().await;
     bed.set_ladder(1, 3_600_000);
