@@ -81,3 +81,24 @@ async fn workers_with_the_same_orders_in_opposite_order_do_not_deadlock() {
     assert_eq!(bed.count("select count(*) from order_status where version = 20").await, 300);
     bed.remove().await; // nothing came by the broker
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_orders_of_a_batch_are_locked_in_the_order_of_their_ids() {
+    let bed = TestBed::new().await;
+    let (lower, higher) = (Order::new(1), Order::new(1)); // ids of version 7 grow
+    bed.broker.publish_all(Order::EVENT, [lower.body(), higher.body()]).await;
+    bed.drain().await;
+    let row_of = |order: &Order| format!("select from order_status where order_id = '{}' for update", order.order_id);
+    let lock = bed.side_session(&row_of(&lower)).await;
+    let bodies = [&higher, &lower].map(|order| StatusChange::new(order, "paid", 1).body());
+    let messages = bodies.map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good change"));
+    let processor = Processor::new(bed.database(), Scripted::apply());
+    let working = tokio::spawn(async move { processor.process(&messages.each_ref()).await.outcomes.len() });
+    bed.blocked(1).await;
+    // It waits for the lower one, and has not locked the higher one before, though that came first.
+    bed.execute(&format!("{} nowait", row_of(&higher))).await;
+    drop(lock);
+    assert_eq!(working.await.expect("no panic"), 2);
+    assert_eq!(bed.count("select count(*) from order_status where status = 'paid'").await, 2);
+    bed.remove().await; // the changes did not come by the broker
+}
