@@ -8,6 +8,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::purge::scheduled_purges;
 use crate::db::Database;
 use crate::handlers::Handlers;
+use crate::outage::Outage;
 use crate::settings::Settings;
 use crate::worker::Workers;
 
@@ -51,34 +52,25 @@ pub(super) async fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
 }
 
 async fn work(args: Args, settings: &Settings, database: &Database, stop: &CancellationToken) {
-    if settings.database.migrate_on_start && !migrated(database, stop).await {
+    if settings.database.migrate_on_start && stop.run_until_cancelled(migrate(database)).await.is_none() {
         return;
     }
     let purges = settings.purge.enabled.then(|| {
-        AbortOnDropHandle::new(tokio::spawn(scheduled_purges(settings.clone(), database.clone(), stop.clone())))
+        let purges = scheduled_purges(settings.clone(), database.clone());
+        AbortOnDropHandle::new(tokio::spawn(stop.clone().run_until_cancelled_owned(purges)))
     });
     Workers::new(settings, database.clone(), Handlers, args.until_empty).run(stop.clone()).await;
     drop(purges);
     database.close().await;
 }
 
-/// Migrates as soon as the database lets it; false when a stop came first.
-async fn migrated(database: &Database, stop: &CancellationToken) -> bool {
-    let mut outage = crate::outage::Outage::default();
+/// Migrates as soon as the database lets it.
+async fn migrate(database: &Database) {
+    let mut outage = Outage::default();
     loop {
-        let pause = tokio::select! {
-            () = stop.cancelled() => return false,
-            result = database.migrate() => match result {
-                Ok(migrated) => {
-                    tracing::info!(applied = migrated.applied, "schema up to date");
-                    return true;
-                }
-                Err(error) => outage.pause(&format!("cannot migrate: {error:#}")),
-            },
-        };
-        tokio::select! {
-            () = stop.cancelled() => return false,
-            () = tokio::time::sleep(pause) => {}
+        match database.migrate().await {
+            Ok(migrated) => return tracing::info!(applied = migrated.applied, "schema up to date"),
+            Err(error) => tokio::time::sleep(outage.pause(&format!("cannot migrate: {error:#}"))).await,
         }
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use chrono::{SecondsFormat, Utc};
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio_util::sync::CancellationToken;
 
 use super::{PATIENCE, say, with_database};
 use crate::broker::{self, Topology};
@@ -110,26 +109,19 @@ async fn progress_bar(database: &Database, cutoff: chrono::DateTime<Utc>) -> any
     Ok(bar)
 }
 
-/// Purges every `purge.every` until the stop. Replicas that come at the same time leave the work to one.
-pub(super) async fn scheduled_purges(settings: Settings, database: Database, stop: CancellationToken) {
+/// Purges every `purge.every`, for ever. Replicas that come at the same time leave the work to one.
+pub(super) async fn scheduled_purges(settings: Settings, database: Database) {
     loop {
         // Up to a tenth earlier: replicas that were started together need not come together.
-        let pause = settings.purge.every.mul_f64(1.0 - 0.1 * fastrand::f64());
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
+        tokio::time::sleep(settings.purge.every.mul_f64(1.0 - 0.1 * fastrand::f64())).await;
         let purged = async {
             check(settings.purge.horizon, false, &settings).await?;
             let cutoff = purge::cutoff(&database, settings.purge.horizon).await?;
             anyhow::Ok((cutoff, purge::purge(&database, cutoff, Rival::Yield, |_| {}).await?))
         };
-        tokio::select! {
-            () = stop.cancelled() => return,
-            purged = purged => match purged {
-                Ok((cutoff, rows)) => tracing::info!(%cutoff, rows, "purged"),
-                Err(error) => tracing::warn!(error = format!("{error:#}"), "not purged"),
-            },
+        match purged.await {
+            Ok((cutoff, rows)) => tracing::info!(%cutoff, rows, "purged"),
+            Err(error) => tracing::warn!(error = format!("{error:#}"), "not purged"),
         }
     }
 }

@@ -48,6 +48,12 @@ pub struct Interrupted {
     pub tried: usize,
 }
 
+/// Why a slice could not be applied, when contention is over with.
+enum Blocked {
+    Event(Failure),
+    Service(Interruption),
+}
+
 impl<D: Dispatch> Processor<D> {
     /// A processor for any number of workers.
     pub fn new(database: Database, dispatch: D) -> Self {
@@ -67,53 +73,47 @@ impl<D: Dispatch> Processor<D> {
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut slices = vec![batch]; // a stack: the next one last
         while let Some(slice) = slices.pop() {
-            let stop = match self.apply_despite_contention(slice).await {
-                Ok(applied) => {
-                    outcomes.extend(applied);
-                    continue;
+            match self.apply_despite_contention(slice).await {
+                Ok(applied) => outcomes.extend(applied),
+                Err(Blocked::Service(interruption)) => {
+                    return Progress { outcomes, interrupted: Some(Interrupted { interruption, tried: slice.len() }) };
                 }
-                Err(stop) => stop,
-            };
-            let interruption = match stop {
-                Stop::Service(interruption) => interruption,
-                // Whoever holds the slice tries it again, in smaller pieces.
-                Stop::Contention { cause, timed_out: true } => Interruption { cause, suspicion: Suspicion::Timeout },
-                Stop::Event(_) | Stop::Contention { .. } if slice.len() > 1 => {
+                Err(Blocked::Event(_)) if slice.len() > 1 => {
                     let (first, second) = slice.split_at(slice.len() / 2);
                     slices.extend([second, first]);
-                    continue;
                 }
-                Stop::Event(failure) => {
-                    outcomes.push(Outcome::Failed(failure));
-                    continue;
-                }
-                Stop::Contention { cause, timed_out: false } => {
-                    outcomes.push(Outcome::Failed(Failure::Retryable(cause)));
-                    continue;
-                }
-            };
-            return Progress { outcomes, interrupted: Some(Interrupted { interruption, tried: slice.len() }) };
+                Err(Blocked::Event(failure)) => outcomes.push(Outcome::Failed(failure)),
+            }
         }
         Progress { outcomes, interrupted: None }
     }
 
     /// Contention is no failure: the same again goes through, mostly. But what has waited for as long as a statement may
-    /// is not made to wait again here, where all others of its worker wait with it.
-    async fn apply_despite_contention(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
+    /// is not made to wait again here, where all others of its worker wait with it: whoever holds the slice tries it
+    /// again, in smaller pieces.
+    async fn apply_despite_contention(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Blocked> {
         /// Runs after the first one. A deadlock picks one victim a time, so a handful clears any ordinary crowd.
         const AGAIN: u32 = 5;
 
         let begun = Instant::now();
-        for run in 0..AGAIN {
-            match self.apply(slice).await {
-                Err(Stop::Contention { cause, .. }) if begun.elapsed() < self.database.statement_timeout() => {
-                    tracing::debug!(error = %format!("{cause:#}"), run, "contention, running again");
-                    tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=20 << run))).await;
-                }
-                result => return result,
+        let mut run = 0;
+        loop {
+            let (cause, timed_out) = match self.apply(slice).await {
+                Ok(outcomes) => return Ok(outcomes),
+                Err(Stop::Event(failure)) => return Err(Blocked::Event(failure)),
+                Err(Stop::Service(interruption)) => return Err(Blocked::Service(interruption)),
+                Err(Stop::Contention { cause, timed_out }) => (cause, timed_out),
+            };
+            if run == AGAIN || begun.elapsed() >= self.database.statement_timeout() {
+                return Err(match timed_out {
+                    true => Blocked::Service(Interruption { cause, suspicion: Suspicion::Timeout }),
+                    false => Blocked::Event(Failure::Retryable(cause)),
+                });
             }
+            tracing::debug!(error = %format!("{cause:#}"), run, "contention, running again");
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=20 << run))).await;
+            run += 1;
         }
-        self.apply(slice).await
     }
 
     /// One transaction.

@@ -73,9 +73,8 @@ impl<D: Dispatch> Workers<D> {
             }
             let pause = pauses.next().unwrap_or_default();
             tracing::warn!(broker = this.amqp.url.place(), error = format!("{error:#}"), ?pause, "not consuming");
-            tokio::select! {
-                () = stop.cancelled() => break,
-                () = sleep(pause) => {}
+            if stop.run_until_cancelled(sleep(pause)).await.is_none() {
+                break;
             }
         }
         publisher.close().await;
@@ -90,10 +89,8 @@ impl<D: Dispatch> Workers<D> {
             self.topology.ensure(&connection).await?;
             anyhow::Ok(connection)
         };
-        let connection = tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            connection = setup => Arc::new(connection?),
-        };
+        let Some(connection) = stop.run_until_cancelled(setup).await else { return Ok(()) };
+        let connection = Arc::new(connection?);
         tracing::info!(broker = self.amqp.url.place(), queue = self.topology.queue(), "consuming");
 
         let ending = stop.child_token();
@@ -104,11 +101,8 @@ impl<D: Dispatch> Workers<D> {
             let (this, publisher, ending) = (self.clone(), publisher.clone(), ending.clone());
             let (connection, wide_open) = (connection.clone(), wide_open.clone());
             workers.spawn(async move {
-                if number > 0 {
-                    tokio::select! {
-                        () = ending.cancelled() => return Ok(()),
-                        () = wide_open.cancelled() => {}
-                    }
+                if number > 0 && ending.run_until_cancelled(wide_open.cancelled()).await.is_none() {
+                    return Ok(());
                 }
                 let _opens_at_the_end = wide_open.clone().drop_guard();
                 let limits = Limits { messages: this.consume.batch_size, body: this.consume.max_body };
@@ -294,10 +288,7 @@ impl<D: Dispatch> Worker<D> {
     /// Waits with everything in hand, and no attempt is spent.
     async fn hold(&mut self, interruption: &Interruption) {
         let pause = self.hand.outage.pause(&interruption.to_string());
-        tokio::select! {
-            () = self.ending.cancelled() => {}
-            () = sleep(pause) => {}
-        }
+        self.ending.run_until_cancelled(sleep(pause)).await;
     }
 }
 
