@@ -159,7 +159,7 @@ async fn a_request_for_a_direct_reply_is_copied_without_it() {
     let mut bed = TestBed::new().await;
     bed.set_ladder(1, 20);
     const REPLIES: &str = "amq.rabbitmq.reply-to";
-    let channel = bed.broker.connection().create_channel().await.expect("a channel");
+    let channel = bed.broker.connection().await.create_channel().await.expect("a channel");
     let no_ack = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
     let replies = channel.basic_consume(REPLIES.into(), "".into(), no_ack, FieldTable::default()).await;
     let service = bed.start_with(Scripted::new(|_, _| Step::Fail)).await;

@@ -1,18 +1,19 @@
 //! The broker as a test sees it: publishes, counts and takes messages by itself.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use super::message::{Message, persistent, table};
+use super::{PATIENCE, eventually};
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
     QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
-
-use super::eventually;
-use super::message::{Message, persistent, table};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ErrorKind};
 
 /// The retry queues of the ordinary test: 50, 100 and 200 ms.
 const LADDER: [u32; 3] = [50, 100, 200];
@@ -20,9 +21,9 @@ const LADDER: [u32; 3] = [50, 100, 200];
 /// One test's exchange and queues.
 #[derive(Debug)]
 pub struct Broker {
-    connection: Connection,
-    channel: Channel,
+    url: String,
     name: String,
+    link: tokio::sync::Mutex<Option<Link>>,
     published: Mutex<Vec<Vec<u8>>>,
     /// Bodies of messages that the test has taken; two copies of one message count once.
     taken: Mutex<HashSet<Vec<u8>>>,
@@ -33,15 +34,32 @@ pub struct Broker {
     declared: Mutex<BTreeSet<String>>,
 }
 
+/// A connection of the test's own, and a channel that confirms.
+#[derive(Clone, Debug)]
+struct Link {
+    connection: Arc<Connection>,
+    channel: Channel,
+}
+
+impl Link {
+    async fn open(url: &str) -> lapin::Result<Self> {
+        let connection = Arc::new(Connection::connect(url, ConnectionProperties::default()).await?);
+        let channel = connection.create_channel().await?;
+        channel.confirm_select(ConfirmSelectOptions::default()).await?;
+        Ok(Self { connection, channel })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.connection.status().connected() && self.channel.status().connected()
+    }
+}
+
 impl Broker {
-    pub async fn connect(url: &str, name: &str) -> Self {
-        let connection = Connection::connect(url, ConnectionProperties::default()).await.expect("the broker");
-        let channel = connection.create_channel().await.expect("a channel");
-        channel.confirm_select(ConfirmSelectOptions::default()).await.expect("confirms");
+    pub fn new(url: &str, name: &str) -> Self {
         Self {
-            connection,
-            channel,
+            url: url.to_owned(),
             name: name.to_owned(),
+            link: tokio::sync::Mutex::default(),
             published: Mutex::default(),
             taken: Mutex::default(),
             accounted_for: AtomicI64::new(0),
@@ -50,8 +68,40 @@ impl Broker {
         }
     }
 
-    pub fn connection(&self) -> &Connection {
-        &self.connection
+    /// Connects, or connects again when the connection is gone.
+    async fn link(&self) -> Link {
+        let mut current = self.link.lock().await;
+        let connecting = async {
+            loop {
+                match &*current {
+                    Some(link) if link.is_alive() => return link.clone(),
+                    _ => *current = Link::open(&self.url).await.ok(),
+                }
+                if current.is_none() {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, connecting).await.expect("the broker in time")
+    }
+
+    /// Connects anew: a connection that the broker is closing may look well for another moment.
+    pub async fn reconnect(&self) {
+        *self.link.lock().await = None;
+        self.link().await;
+    }
+
+    pub async fn connection(&self) -> Arc<Connection> {
+        self.link().await.connection
+    }
+
+    async fn channel(&self) -> Channel {
+        self.link().await.channel
+    }
+
+    /// What all names of the test begin with.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     pub fn exchange(&self) -> String {
@@ -97,11 +147,11 @@ impl Broker {
     /// Publishes many bodies under one name, in this order, without waiting for each; the broker has them all when this
     /// returns.
     pub async fn publish_all(&self, event_name: &str, bodies: impl IntoIterator<Item = String>) {
-        let mut confirms = Vec::new();
+        let (mut confirms, channel) = (Vec::new(), self.channel().await);
         for body in bodies {
             let (exchange, options) = (self.exchange(), BasicPublishOptions::default());
             let publish =
-                self.channel.basic_publish(exchange.into(), event_name.into(), options, body.as_bytes(), persistent());
+                channel.basic_publish(exchange.into(), event_name.into(), options, body.as_bytes(), persistent());
             confirms.push(publish.await.expect("a publish"));
             self.published.lock().expect("no panic").push(body.into_bytes());
         }
@@ -122,7 +172,7 @@ impl Broker {
 
     /// Publishes to any exchange; the message must be routed, and the broker has it when this returns.
     pub async fn send(&self, exchange: &str, routing_key: &str, body: &[u8], properties: BasicProperties) {
-        self.send_on(&self.channel, exchange, routing_key, body, properties).await;
+        self.send_on(&self.channel().await, exchange, routing_key, body, properties).await;
     }
 
     /// Publishes on a channel of the caller's.
@@ -184,12 +234,25 @@ impl Broker {
     }
 
     async fn passive(&self, queue: &str) -> Option<(u32, u32)> {
-        // A channel of its own: a queue that is missing closes it.
-        let channel = self.connection.create_channel().await.expect("a channel");
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let queue = channel.queue_declare(queue.into(), passive, FieldTable::default()).await.ok()?;
-        channel.close(200, "".into()).await.expect("a goodbye");
-        Some((queue.message_count(), queue.consumer_count()))
+        let asking = async {
+            loop {
+                // A channel of its own: a queue that is missing closes it.
+                let asked = async {
+                    let channel = self.connection().await.create_channel().await?;
+                    let queue = channel.queue_declare(queue.into(), passive, FieldTable::default()).await?;
+                    channel.close(200, "".into()).await?;
+                    lapin::Result::Ok((queue.message_count(), queue.consumer_count()))
+                };
+                match asked.await {
+                    Ok(counts) => return Some(counts),
+                    Err(error) if is_not_found(&error) => return None,
+                    // The connection is gone, and the next one may know more.
+                    Err(_) => self.reconnect().await,
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, asking).await.expect("an answer in time")
     }
 
     /// Whether a queue exists.
@@ -221,7 +284,7 @@ impl Broker {
     pub async fn take(&self, queue: &str) -> Vec<Message> {
         let mut messages = Vec::new();
         while let Some(got) =
-            self.channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("an existing queue")
+            self.channel().await.basic_get(queue.into(), BasicGetOptions::default()).await.expect("an existing queue")
         {
             got.delivery.acker.ack(BasicAckOptions::default()).await.expect("an acknowledgement");
             self.taken.lock().expect("no panic").insert(got.delivery.data.clone());
@@ -239,7 +302,7 @@ impl Broker {
     /// Declares a queue with these arguments; when it exists with others, the broker says so.
     pub async fn try_declare(&self, queue: &str, arguments: &[(&str, AMQPValue)]) -> lapin::Result<()> {
         // A channel of its own: a refusal closes it.
-        let channel = self.connection.create_channel().await.expect("a channel");
+        let channel = self.connection().await.create_channel().await.expect("a channel");
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         channel.queue_declare(queue.into(), durable, table(arguments)).await?;
         channel.close(200, "".into()).await
@@ -248,7 +311,7 @@ impl Broker {
     /// Takes so many messages and keeps them unacknowledged, as a consumer that is about to die; closing the channel
     /// gives them back.
     pub async fn hold(&self, queue: &str, messages: usize) -> Channel {
-        let channel = self.connection.create_channel().await.expect("a channel");
+        let channel = self.connection().await.create_channel().await.expect("a channel");
         for _ in 0..messages {
             let got = channel.basic_get(queue.into(), BasicGetOptions::default()).await.expect("an existing queue");
             assert!(got.is_some(), "{queue} is empty");
@@ -258,19 +321,16 @@ impl Broker {
 
     /// Binds a queue of the test's own to the exchange of the events.
     pub async fn bind(&self, queue: &str, routing_key: &str) {
-        let bind = self.channel.queue_bind(
-            queue.into(),
-            self.exchange().into(),
-            routing_key.into(),
-            QueueBindOptions::default(),
-            FieldTable::default(),
-        );
+        let (exchange, options) = (self.exchange(), QueueBindOptions::default());
+        let channel = self.channel().await;
+        let bind =
+            channel.queue_bind(queue.into(), exchange.into(), routing_key.into(), options, FieldTable::default());
         bind.await.expect("a binding");
     }
 
     /// Deletes a queue, with all that is in it.
     pub async fn delete(&self, queue: &str) {
-        self.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.expect("a deletion");
+        self.channel().await.queue_delete(queue.into(), QueueDeleteOptions::default()).await.expect("a deletion");
     }
 
     /// Removes everything of the test.
@@ -280,7 +340,16 @@ impl Broker {
             self.delete(&queue).await;
         }
         let exchange = self.exchange();
-        self.channel.exchange_delete(exchange.into(), ExchangeDeleteOptions::default()).await.expect("a deletion");
-        self.connection.close(200, "".into()).await.expect("a goodbye");
+        self.channel()
+            .await
+            .exchange_delete(exchange.into(), ExchangeDeleteOptions::default())
+            .await
+            .expect("a deletion");
+        self.connection().await.close(200, "".into()).await.expect("a goodbye");
     }
+}
+
+fn is_not_found(error: &lapin::Error) -> bool {
+    let not_found = AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND);
+    matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == not_found)
 }

@@ -3,26 +3,20 @@
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use uuid::Uuid;
 
-/// Creates one; its name and its URL.
-pub async fn create() -> (String, String) {
+/// Creates one on the server with this URL; its name and its URL.
+pub async fn create(server: &str) -> (String, String) {
     let name = format!("t{}", Uuid::now_v7().simple());
-    execute(&server_url(), format!("create database {name}")).await;
-    let url = with_database(&server_url(), &name);
+    execute(server, format!("create database {name}")).await;
+    let url = with_database(server, &name);
     (name, url)
 }
 
 /// Drops it, whoever is still connected, and the user that belonged to it.
-pub async fn drop(url: &str, user: Option<&str>) {
-    let name = url::Url::parse(url).expect("a URL").path().trim_start_matches('/').to_owned();
-    execute(&server_url(), format!("drop database {name} with (force)")).await;
+pub async fn drop(server: &str, name: &str, user: Option<&str>) {
+    execute(server, format!("drop database {name} with (force)")).await;
     if let Some(user) = user {
-        execute(&server_url(), format!("drop role {user}")).await;
+        execute(server, format!("drop role {user}")).await;
     }
-}
-
-/// The server's own database, which no test works in.
-pub fn server_url() -> String {
-    std::env::var("DATABASE_URL").expect("DATABASE_URL names the database server; `make test` sets it")
 }
 
 fn with_database(url: &str, name: &str) -> String {

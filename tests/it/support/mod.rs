@@ -7,6 +7,7 @@ mod message;
 mod process;
 mod proxy;
 mod scripted;
+mod servers;
 mod service;
 mod wait;
 
@@ -23,8 +24,9 @@ pub use broker::Broker;
 pub use events::{Order, StatusChange, id};
 pub use message::{Message, persistent, table, text, with_headers};
 pub use process::{Finished, Process, temporary_file};
-pub use proxy::Proxy;
+pub use proxy::{Proxy, Way};
 pub use scripted::{Scripted, Step};
+pub use servers::Servers;
 pub use service::Service;
 pub use wait::{PATIENCE, eventually, eventually_within};
 
@@ -36,6 +38,8 @@ pub struct TestBed {
     /// The test's own view of the broker.
     pub broker: Broker,
     environment: Vec<(String, String)>,
+    /// The URL of the server's own database, which no test works in.
+    server: String,
     /// A database user of the test's own.
     user: Option<String>,
     finished: bool,
@@ -44,23 +48,30 @@ pub struct TestBed {
 impl TestBed {
     /// A migrated database, and exchange and queues that nobody else has.
     pub async fn new() -> Self {
-        let bed = Self::bare().await;
-        bed.database().migrate().await.expect("a new schema");
-        bed.declare().await;
-        bed
+        Self::bare().await.furnish().await
     }
 
     /// An empty database and names only, for tests of what makes the rest.
     pub async fn bare() -> Self {
+        let server = |name| std::env::var(name).expect("it names a server; `make test` sets it");
+        Self::bare_on(&server("DATABASE_URL"), &server("AMQP_URL")).await
+    }
+
+    async fn furnish(self) -> Self {
+        self.database().migrate().await.expect("a new schema");
+        self.declare().await;
+        self
+    }
+
+    async fn bare_on(server: &str, amqp_url: &str) -> Self {
         if let Ok(filter) = std::env::var("RUST_LOG") {
             // What the service says inside a test; only the first test gets to say so.
             tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init().ok();
         }
-        let (name, database_url) = database::create().await;
-        let amqp_url = std::env::var("AMQP_URL").expect("AMQP_URL names the broker; `make test` sets it");
+        let (name, database_url) = database::create(server).await;
         let environment = [
             ("DATABASE_URL", database_url.as_str()),
-            ("AMQP_URL", &amqp_url),
+            ("AMQP_URL", amqp_url),
             ("STOCK__AMQP__EXCHANGE", &format!("{name}.events")),
             ("STOCK__AMQP__QUEUE", &format!("{name}.stock.events")),
             ("STOCK__RETRY__DELAY", "50ms"), // the ladder of an ordinary test: 50, 100, 200 ms
@@ -68,8 +79,8 @@ impl TestBed {
         ];
         let environment = environment.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
         let pool = PgPool::connect(&database_url).await.expect("the new database");
-        let broker = Broker::connect(&amqp_url, &name).await;
-        Self { pool, broker, environment, user: None, finished: false }
+        let broker = Broker::new(amqp_url, &name);
+        Self { pool, broker, environment, server: server.to_owned(), user: None, finished: false }
     }
 
     /// Changes the retries: so many, the first after so many milliseconds, each further one after twice as long.
@@ -87,7 +98,8 @@ impl TestBed {
         let mut settings = self.settings();
         settings.amqp.declare = true;
         let topology = Topology::new(&settings.amqp, &settings.retry);
-        topology.ensure(self.broker.connection()).await.expect("new queues");
+        let connection = self.broker.connection().await;
+        topology.ensure(&connection).await.expect("new queues");
     }
 
     /// Changes a setting for what is started from now on, e.g. `retry.delay`.
@@ -183,7 +195,7 @@ impl TestBed {
 
     /// Runs a statement that must not be run inside the test's own database.
     pub async fn execute_beside(&self, sql: &str) {
-        database::execute(&database::server_url(), sql.to_owned()).await;
+        database::execute(&self.server, sql.to_owned()).await;
     }
 
     /// A session of the test's own beside all others, inside a transaction that has run these statements; dropping it
@@ -195,9 +207,9 @@ impl TestBed {
         session
     }
 
-    /// The name of the test's database.
+    /// The name of the test's database, and what the names of its queues begin with.
     pub fn database_name(&self) -> String {
-        url::Url::parse(self.variable("DATABASE_URL")).expect("a URL").path().trim_start_matches('/').to_owned()
+        self.broker.name().to_owned()
     }
 
     /// Has what is started from now on use a database user of its own, who may work with the rows and nothing else.
@@ -276,7 +288,7 @@ impl TestBed {
         eventually("no transaction is left open", async || self.count(open).await == 0).await;
         self.broker.remove().await;
         self.pool.close().await;
-        database::drop(self.variable("DATABASE_URL"), self.user.as_deref()).await;
+        database::drop(&self.server, &self.database_name(), self.user.as_deref()).await;
         self.finished = true;
     }
 }
