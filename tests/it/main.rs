@@ -9,6 +9,7 @@ mod support;
 
 mod architecture;
 mod batches;
+mod broker_faults;
 mod cli;
 mod commit;
 mod contract;

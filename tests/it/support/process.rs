@@ -86,6 +86,22 @@ impl Process {
         assert!(kill.success(), "kill -{name} {id}");
     }
 
+    /// How many descriptors it has open.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(self.proc("fd")).expect("a running process").count()
+    }
+
+    /// Its memory that is in use, in KiB.
+    pub fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(self.proc("status")).expect("a running process");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        resident.trim_end_matches("kB").trim().parse().expect("a number")
+    }
+
+    fn proc(&self, file: &str) -> String {
+        format!("/proc/{}/{file}", self.child.id().expect("a running process"))
+    }
+
     /// Whether it has not ended.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_none()
