@@ -1,26 +1,27 @@
 //! The only home of AMQP: connections, topology, deliveries in, acknowledgements and copies out.
 
+mod connection;
 mod consumer;
 mod headers;
 mod publisher;
 mod queues;
 mod settler;
 mod topology;
+mod url;
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
+pub use lapin::Connection;
+use lapin::ErrorKind;
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
-use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
-use lapin::{Connection, ConnectionProperties, ErrorKind};
-use percent_encoding::percent_decode_str;
 
+pub use connection::{close, connect};
 pub use consumer::{Limits, Parcel, Received, Subscription};
 pub use publisher::Publisher;
 pub use queues::oldest_waiting;
 pub use settler::Settler;
 pub use topology::{QueueType, Topology};
+pub use url::AmqpUrl;
 
 /// The longest that a request to the broker may take; it answers within milliseconds, or not at all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,171 +60,5 @@ async fn within<T>(limit: Duration, request: impl Future<Output = lapin::Result<
     match tokio::time::timeout(limit, request).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(BrokerError::Silent(limit)),
-    }
-}
-
-/// Connects; `purpose` tells the connections of one process apart in the broker's own lists.
-///
-/// Nothing recovers by itself: whoever owns the connection builds all that hangs on it again.
-///
-/// # Errors
-/// The broker's or the network's; never with the password in it.
-pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerError> {
-    let name = format!("stock-service {purpose}");
-    let properties = ConnectionProperties::default().with_connection_name(name.into());
-    within(url.connect_timeout, Connection::connect_uri(url.uri.clone(), properties)).await
-}
-
-/// Closes with the protocol's handshake, so that what was written before has arrived.
-pub async fn close(connection: &Connection) {
-    // A connection that is gone already has nothing to close.
-    answer(connection.close(200, "stopped".into())).await.ok();
-}
-
-/// Where the broker is: a URL whose password never shows.
-#[derive(Clone)]
-pub struct AmqpUrl {
-    uri: AMQPUri,
-    url: url::Url,
-    connect_timeout: Duration,
-}
-
-impl AmqpUrl {
-    /// Host and port, for errors and logs.
-    pub fn place(&self) -> String {
-        format!("{}:{}", self.uri.authority.host, self.uri.authority.port)
-    }
-}
-
-impl FromStr for AmqpUrl {
-    type Err = &'static str; // never quotes what it read: a part of it may be the password
-
-    /// Reads a URL by its own rules, not by lapin's, which takes another host, user or vhost than was given for a few.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const RULE: &str = "must be a URL such as amqp://user:password@host:5672/%2f, with special characters of user, \
-                            password and vhost percent-encoded";
-        const VHOST: &str = "its path must be one vhost, with / written %2f";
-
-        // The URL parser drops blanks and line ends where they are least expected.
-        if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(RULE);
-        }
-        let url = url::Url::parse(text).map_err(|_| RULE)?;
-        let (scheme, port) = match url.scheme() {
-            "amqp" => (AMQPScheme::AMQP, 5672),
-            "amqps" => (AMQPScheme::AMQPS, 5671),
-            _ => return Err(RULE),
-        };
-        let decode = |part: &str| percent_decode_str(part).decode_utf8().map(String::from).map_err(|_| RULE);
-        let host = match url.host().ok_or(RULE)? {
-            url::Host::Domain(name) if !name.is_empty() => decode(name)?,
-            url::Host::Domain(_) => return Err(RULE),
-            url::Host::Ipv4(address) => address.to_string(),
-            url::Host::Ipv6(address) => address.to_string(),
-        };
-        let (username, password) = match (url.username(), url.password()) {
-            ("", None) => ("guest".to_owned(), "guest".to_owned()), // the broker's own default, for this machine only
-            ("", Some(_)) | (_, None) => return Err("needs both a user and a password, or neither for guest"),
-            (user, Some(password)) => (decode(user)?, decode(password)?),
-        };
-        let vhost = match url.path() {
-            "" => "/".to_owned(),
-            path => match path.trim_start_matches('/') {
-                "" => return Err(VHOST),
-                rest if rest.contains('/') || path.starts_with("//") => return Err(VHOST),
-                rest => decode(rest)?,
-            },
-        };
-        if url.fragment().is_some() {
-            return Err(RULE);
-        }
-        let mut heartbeat = 10; // seconds; a dead peer is noticed within two
-        let mut connect_timeout = ANSWER_TIMEOUT;
-        for (key, value) in url.query_pairs() {
-            match &*key {
-                "heartbeat" => {
-                    heartbeat =
-                        value.parse().ok().filter(|s| (1..=600).contains(s)).ok_or("heartbeat must be 1 to 600 s")?;
-                }
-                "connection_timeout" => {
-                    let milliseconds = value.parse().ok().filter(|ms| (100..=30_000).contains(ms));
-                    connect_timeout =
-                        Duration::from_millis(milliseconds.ok_or("connection_timeout must be 100 to 30000 ms")?);
-                }
-                _ => return Err("its parameters may be heartbeat and connection_timeout"),
-            }
-        }
-        let uri = AMQPUri {
-            scheme,
-            authority: AMQPAuthority {
-                userinfo: AMQPUserInfo { username, password },
-                host,
-                port: url.port().unwrap_or(port),
-            },
-            vhost,
-            query: AMQPQueryString { heartbeat: Some(heartbeat), ..AMQPQueryString::default() },
-        };
-        Ok(Self { uri, url, connect_timeout })
-    }
-}
-
-impl fmt::Display for AmqpUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        crate::settings::mask(&self.url, f)
-    }
-}
-
-impl fmt::Debug for AmqpUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_means_what_it_says() {
-        for (text, host, port, vhost, user, password) in [
-            ("amqp://localhost", "localhost", 5672, "/", "guest", "guest"),
-            ("amqps://u:p@broker/%2F", "broker", 5671, "/", "u", "p"),
-            ("amqp://u:p%40ss%3Aw%2Frd%23%25%3F%C3%A9@[::1]:5673/a%2fb", "::1", 5673, "a/b", "u", "p@ss:w/rd#%?é"),
-        ] {
-            let url: AmqpUrl = text.parse().unwrap();
-            let AMQPAuthority { userinfo, host: h, port: p } = &url.uri.authority;
-            assert_eq!((h.as_str(), *p, url.uri.vhost.as_str()), (host, port, vhost), "{text}");
-            assert_eq!((userinfo.username.as_str(), userinfo.password.as_str()), (user, password), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_could_be_misread_is_refused_without_a_quote() {
-        for text in [
-            "",
-            "localhost:5672",
-            "http://h/",
-            "amqp://",
-            "amqp://h/",
-            "amqp://h//",
-            "amqp://h/a/b",
-            "amqp://u@h",
-            "amqp://:p@h",
-            "amqp://u:p@h\n",
-            "amqp://u:S3CR3T@ss:w/rd#%?é@h",
-            "amqp://u:S3CR3T#x@h",
-            "amqp://u:p@h?heartbeat=0",
-            "amqp://u:p@h?verify=none",
-        ] {
-            let error = text.parse::<AmqpUrl>().unwrap_err();
-            assert!(!error.contains("S3CR3T"), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_url_never_shows_its_password() {
-        let url: AmqpUrl = "amqp://user:S3CR3T@broker:5673/%2f?heartbeat=5".parse().unwrap();
-        assert_eq!(url.to_string(), "amqp://user:***@broker:5673/%2f?heartbeat=5");
-        assert!(!format!("{url:?}").contains("S3CR3T"));
     }
 }
