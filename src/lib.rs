@@ -15,13 +15,14 @@
 //!
 //! [`worker`] is the corridor between these rooms, and the only place that knows both the broker and the database.
 //! [`db`] has the pool, the transaction, the migrations, and the one table that tells whose fault an error is.
-//! [`settings`] reads and checks what can be set, [`telemetry`] sets up the log; [`cli`] builds everything and is imported
-//! by nobody.
+//! [`settings`] reads and checks what can be set; [`telemetry`] has the log, the metrics and what the service knows of its
+//! health, and [`http`] shows them; [`cli`] builds everything and is imported by nobody.
 
 pub mod broker;
 pub mod cli;
 pub mod db;
 pub mod handlers;
+pub mod http;
 pub mod inbox;
 pub mod message;
 mod outage;

@@ -5,29 +5,52 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
+use crate::db::refuses_login;
+use crate::telemetry::{Held, Hold, Matters, Monitor, Part};
+
+/// The pause when the server refuses the login: ten attempts a minute, at most.
+const REFUSED: Duration = Duration::from_secs(7);
+
 /// A time in which the database does not work: how long to pause, and when to speak of it.
-#[derive(Default)]
+#[derive(Debug)]
 pub(crate) struct Outage {
     since: Option<Instant>,
     said: Option<Instant>,
-    pauses: Option<ExponentialBackoff>,
+    pauses: ExponentialBackoff,
+    part: Part,
+    held: Held,
 }
 
 impl Outage {
-    /// The next pause; says why at the beginning and then once a minute.
-    pub(crate) fn pause(&mut self, cause: &str) -> Duration {
+    /// None yet, for this part of the service.
+    pub(crate) fn new(monitor: &Monitor, part: &str) -> Self {
+        let part = monitor.health.part(part, Matters::Consuming);
+        Self { since: None, said: None, pauses: outage_pauses(), part, held: monitor.metrics.held() }
+    }
+
+    /// Says why so many `messages` are held: readiness and a metric at once, the log at the beginning and then once a
+    /// minute. Gives the next pause.
+    pub(crate) fn pause(&mut self, cause: &anyhow::Error, hold: Hold, messages: usize) -> Duration {
+        let text = format!("{cause:#}");
+        self.part.blocked(&text);
+        self.held.set(messages, hold);
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.said.is_none_or(|said| said.elapsed() >= Duration::from_secs(60)) {
             let held_for = self.said.replace(Instant::now()).map(|_| tracing::field::debug(since.elapsed()));
-            tracing::warn!(cause, held_for, "events cannot be applied, holding them");
+            tracing::warn!(cause = text, held_for, messages, "events cannot be applied, holding them");
         }
-        self.pauses.get_or_insert_with(outage_pauses).next().unwrap_or_default()
+        match refuses_login(cause) {
+            true => REFUSED,
+            false => self.pauses.next().unwrap_or_default(),
+        }
     }
 
     pub(crate) fn over(&mut self) {
-        if let Some(since) = self.since {
+        if let Some(since) = self.since.take() {
             tracing::info!(after = ?since.elapsed(), "events are applied again");
-            *self = Self::default();
+            (self.said, self.pauses) = (None, outage_pauses());
+            self.part.free();
+            self.held.set(0, Hold::Database);
         }
     }
 }

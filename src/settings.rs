@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub struct Settings {
     pub consume: ConsumeSettings,
     /// `[purge]`
     pub purge: PurgeSettings,
+    /// `http.listen`; none when it is off
+    pub http_listen: Option<SocketAddr>,
     /// `log.format`
     pub log_format: LogFormat,
     /// `RUST_LOG`, if it is set
@@ -204,6 +207,10 @@ impl Settings {
                 minimum_horizon: reader.read("purge.minimum_horizon", duration("1h", "5200w")),
                 every: reader.read("purge.every", duration("1s", "52w")),
             },
+            http_listen: reader.read("http.listen", |text| match text {
+                "off" => Ok(None),
+                address => address.parse().map(Some).map_err(|_| "must be ADDRESS:PORT, such as 0.0.0.0:9464, or off"),
+            }),
             log_format: reader.read("log.format", |text| match text {
                 "auto" => Ok(LogFormat::Auto),
                 "text" => Ok(LogFormat::Text),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
@@ -17,6 +17,7 @@ use super::answer;
 use super::headers::Original;
 use crate::message::{Message, Undecodable, decode};
 use crate::stock::harmless;
+use crate::telemetry::Metrics;
 
 /// The bounds of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +86,9 @@ pub struct Subscription {
     /// How many originals were held when the window was opened; they are no part of it.
     held: usize,
     limits: Limits,
+    /// The tag of the last delivery; a channel counts its deliveries from 1.
+    last_tag: DeliveryTag,
+    metrics: Metrics,
     /// Taken from an earlier consumer of this channel, or one too many for the last batch.
     waiting: VecDeque<Received>,
     unsettled: Arc<Unsettled>,
@@ -99,7 +103,13 @@ impl Subscription {
     ///
     /// # Errors
     /// The broker's.
-    pub async fn open(connection: &Connection, queue: &str, prefetch: u16, limits: Limits) -> anyhow::Result<Self> {
+    pub async fn open(
+        connection: &Connection,
+        queue: &str,
+        prefetch: u16,
+        limits: Limits,
+        metrics: Metrics,
+    ) -> anyhow::Result<Self> {
         let channel = answer(connection.create_channel()).await?;
         let consumer = subscribe(&channel, queue, 1).await?;
         Ok(Self {
@@ -110,6 +120,8 @@ impl Subscription {
             prefetch,
             held: 0,
             limits,
+            last_tag: 0,
+            metrics,
             waiting: VecDeque::new(),
             unsettled: Arc::default(),
         })
@@ -155,6 +167,10 @@ impl Subscription {
             Some(Err(error)) => return Err(anyhow!("the subscription ended: {error}")),
             None => return Err(anyhow!("the broker cancelled the subscription")),
         };
+        // A gap: one was lost on the way, and would stay unsettled for as long as this channel lives.
+        ensure!(delivery.delivery_tag == self.last_tag + 1, "a delivery was lost on the way");
+        self.last_tag = delivery.delivery_tag;
+        self.metrics.delivered();
         // Left over from a connection that is gone: it will come again.
         if delivery.acker.usable() {
             self.unsettled.tags().insert(delivery.delivery_tag);

@@ -16,6 +16,7 @@ use super::headers::{self, Stamp};
 use super::{Publisher, Topology};
 use crate::message::Verdict;
 use crate::stock::harmless;
+use crate::telemetry::{Held, Hold, Matters, Metrics, Monitor, Part, Step};
 
 /// Settles the deliveries of one subscription.
 ///
@@ -27,6 +28,7 @@ pub struct Settler {
     unsettled: Arc<Unsettled>,
     copies: mpsc::UnboundedSender<(String, Copy)>, // bounded by the subscription's window, and `MAX_HELD`
     placing: Arc<AtomicUsize>,
+    metrics: Metrics,
     task: AbortOnDropHandle<()>,
 }
 
@@ -42,21 +44,32 @@ struct Lane {
     copies: VecDeque<Copy>,
     pauses: ExponentialBackoff,
     due: Instant,
+    /// Why the last one could not be placed.
+    trouble: Option<String>,
 }
 
 impl Lane {
     fn new() -> Self {
-        Self { copies: VecDeque::new(), pauses: pauses(), due: Instant::now() }
+        Self { copies: VecDeque::new(), pauses: pauses(), due: Instant::now(), trouble: None }
     }
 }
 
 impl Settler {
     /// Starts the task that places copies.
-    pub fn new(subscription: &Subscription, publisher: Publisher, topology: Topology) -> Self {
+    pub fn new(subscription: &Subscription, publisher: Publisher, topology: Topology, monitor: &Monitor) -> Self {
         let (copies, waiting) = mpsc::unbounded_channel();
         let (unsettled, placing) = (subscription.unsettled(), Arc::new(AtomicUsize::new(0)));
-        let desk = Desk { publisher, unsettled: unsettled.clone(), placing: placing.clone() };
-        Self { topology, unsettled, copies, placing, task: AbortOnDropHandle::new(tokio::spawn(desk.run(waiting))) }
+        let metrics = monitor.metrics.clone();
+        let desk = Desk {
+            publisher,
+            unsettled: unsettled.clone(),
+            placing: placing.clone(),
+            held: metrics.held(),
+            part: monitor.health.part("copies", Matters::Warning),
+            metrics: metrics.clone(),
+        };
+        let task = AbortOnDropHandle::new(tokio::spawn(desk.run(waiting)));
+        Self { topology, unsettled, copies, placing, metrics, task }
     }
 
     /// Acknowledges what is done with, and has copies made of the rest.
@@ -77,7 +90,11 @@ impl Settler {
             // Fails only when the task is gone; the original stays unsettled then, and `is_alive` tells.
             self.copies.send((queue, Copy { parcel, stamp })).ok();
         }
-        acknowledge(&self.unsettled, done).await;
+        if !done.is_empty() {
+            let begun = Instant::now();
+            acknowledge(&self.unsettled, done, &self.metrics).await;
+            self.metrics.step(Step::Settlement, begun.elapsed());
+        }
     }
 
     /// Whether copies are still made.
@@ -107,9 +124,10 @@ fn pauses() -> ExponentialBackoff {
         .build()
 }
 
-async fn acknowledge(unsettled: &Unsettled, receipts: Vec<Receipt>) {
+async fn acknowledge(unsettled: &Unsettled, receipts: Vec<Receipt>, metrics: &Metrics) {
     let lost = unsettled.acknowledge(receipts).await;
     if lost > 0 {
+        metrics.acknowledgements_lost(lost);
         tracing::info!(lost, "acknowledgements not delivered, the messages will come again as duplicates");
     }
 }
@@ -119,6 +137,9 @@ struct Desk {
     publisher: Publisher,
     unsettled: Arc<Unsettled>,
     placing: Arc<AtomicUsize>,
+    metrics: Metrics,
+    held: Held,
+    part: Part,
 }
 
 impl Desk {
@@ -139,6 +160,7 @@ impl Desk {
                         self.advance(queue, lane).await;
                     }
                     lanes.retain(|_, lane| !lane.copies.is_empty());
+                    self.tell(&lanes);
                 }
             }
         }
@@ -149,6 +171,16 @@ impl Desk {
         }
     }
 
+    /// Says how many originals are held for a copy that could not be placed, and why.
+    fn tell(&mut self, lanes: &BTreeMap<String, Lane>) {
+        let troubled = || lanes.values().filter(|lane| lane.trouble.is_some());
+        self.held.set(troubled().map(|lane| lane.copies.len()).sum(), Hold::Copy);
+        match troubled().find_map(|lane| lane.trouble.as_deref()) {
+            Some(trouble) => self.part.blocked(trouble),
+            None => self.part.free(),
+        }
+    }
+
     /// Places the lane's next copy; or puts it at the end, and the lane to rest.
     async fn advance(&mut self, queue: &str, lane: &mut Lane) {
         let Some(copy) = lane.copies.pop_front() else { return };
@@ -156,6 +188,7 @@ impl Desk {
             Ok(()) => {
                 lane.pauses = pauses();
                 lane.due = Instant::now();
+                lane.trouble = None;
             }
             Err((copy, error)) => {
                 let pause = lane.pauses.next().unwrap_or_default();
@@ -164,6 +197,7 @@ impl Desk {
                 lane.copies.push_back(copy);
                 let held = lane.copies.len();
                 tracing::warn!(message_id, error, held, ?pause, "copy not placed, original held");
+                lane.trouble = Some(error);
             }
         }
     }
@@ -175,9 +209,9 @@ impl Desk {
         if parcel.receipt.is_valid() {
             let properties = |frame_max| headers::copy(&parcel.original, stamp, frame_max);
             if let Err(error) = self.publisher.publish(queue, properties, &parcel.body).await {
-                return Err((copy, format!("{error:#}")));
+                return Err((copy, format!("cannot place a copy in queue {queue}: {error}")));
             }
-            acknowledge(&self.unsettled, vec![copy.parcel.receipt]).await;
+            acknowledge(&self.unsettled, vec![copy.parcel.receipt], &self.metrics).await;
         }
         self.placing.fetch_sub(1, Ordering::Relaxed);
         Ok(())

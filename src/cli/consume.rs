@@ -1,5 +1,7 @@
 //! `stock-service consume`: builds everything, runs it, and stops it.
 
+use std::time::Duration;
+
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -8,8 +10,10 @@ use tokio_util::task::AbortOnDropHandle;
 use super::purge::scheduled_purges;
 use crate::db::Database;
 use crate::handlers::Handlers;
+use crate::http;
 use crate::outage::Outage;
 use crate::settings::Settings;
+use crate::telemetry::{Hold, Monitor};
 use crate::worker::Workers;
 
 /// Consume the queue until SIGTERM or SIGINT, and purge on a schedule
@@ -38,9 +42,20 @@ pub(super) async fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
         "starting"
     );
     let database = Database::new(&settings.database, settings.connections());
-    let working = work(args, &settings, &database, &stop);
+    let monitor = Monitor::default();
+    let _serving = match settings.http_listen {
+        Some(address) => {
+            let listener = http::listen(address).await?;
+            tracing::info!(address = %listener.local_addr()?, "listening for HTTP");
+            let serve = http::serve(listener, monitor.clone(), database.clone());
+            Some(AbortOnDropHandle::new(tokio::spawn(serve)))
+        }
+        None => None,
+    };
+    let working = work(args, &settings, &database, &monitor, &stop);
     let too_late = async {
         stop.cancelled().await;
+        monitor.health.stopping();
         tokio::time::sleep(settings.consume.grace).await;
     };
     tokio::select! {
@@ -51,26 +66,33 @@ pub(super) async fn run(args: Args, settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn work(args: Args, settings: &Settings, database: &Database, stop: &CancellationToken) {
-    if settings.database.migrate_on_start && stop.run_until_cancelled(migrate(database)).await.is_none() {
+async fn work(args: Args, settings: &Settings, database: &Database, monitor: &Monitor, stop: &CancellationToken) {
+    // Says "not connected yet" from here on.
+    let workers = Workers::new(settings, database.clone(), Handlers, args.until_empty, monitor.clone());
+    if settings.database.migrate_on_start && stop.run_until_cancelled(migrate(database, monitor)).await.is_none() {
         return;
     }
     let purges = settings.purge.enabled.then(|| {
-        let purges = scheduled_purges(settings.clone(), database.clone());
+        let purges = scheduled_purges(settings.clone(), database.clone(), monitor.metrics.clone());
         AbortOnDropHandle::new(tokio::spawn(stop.clone().run_until_cancelled_owned(purges)))
     });
-    Workers::new(settings, database.clone(), Handlers, args.until_empty).run(stop.clone()).await;
+    workers.run(stop.clone()).await;
     drop(purges);
     database.close().await;
 }
 
 /// Migrates as soon as the database lets it.
-async fn migrate(database: &Database) {
-    let mut outage = Outage::default();
+async fn migrate(database: &Database, monitor: &Monitor) {
+    let mut outage = Outage::new(monitor, "schema");
+    // Nobody may take a long migration for a hang and kill it in the middle.
+    let _alive = monitor.health.pulse("migration", Duration::MAX);
     loop {
         match database.migrate().await {
             Ok(migrated) => return tracing::info!(applied = migrated.applied, "schema up to date"),
-            Err(error) => tokio::time::sleep(outage.pause(&format!("cannot migrate: {error:#}"))).await,
+            Err(error) => {
+                let pause = outage.pause(&error.context("cannot migrate"), Hold::Database, 0);
+                tokio::time::sleep(pause).await;
+            }
         }
     }
 }

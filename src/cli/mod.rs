@@ -1,6 +1,7 @@
 //! The commands: one file each, and what they share.
 
 mod consume;
+mod health;
 mod purge;
 
 use std::io::Write;
@@ -47,6 +48,7 @@ enum Command {
     /// Bring the database's schema up to date
     #[command(after_help = "Example:\n  DATABASE_URL=postgres://stock:secret@db/stock stock-service migrate")]
     Migrate,
+    Health(health::Args),
     /// Print the settings in effect as TOML, secrets masked
     #[command(after_help = "Example:\n  STOCK__CONSUME__WORKERS=4 stock-service config")]
     Config,
@@ -73,6 +75,7 @@ impl Cli {
             match self.command {
                 Command::Consume(args) => consume::run(args, settings).await,
                 Command::Purge(args) => purge::run(args, settings).await,
+                Command::Health(args) => health::run(args, &settings).await,
                 Command::Migrate => migrate(&settings).await,
                 Command::Config => say(settings.to_toml().trim_end()),
             }
@@ -118,7 +121,7 @@ async fn with_database<T>(
     let answer = async { database.begin().await?.rollback().await };
     let result = match tokio::time::timeout(PATIENCE, answer).await {
         Ok(Ok(())) => work(&database).await,
-        Ok(Err(error)) => Err(anyhow!("cannot reach the database at {place}: {}", explain(&error))),
+        Ok(Err(error)) => Err(explain(error).context(format!("cannot reach the database at {place}"))),
         Err(_) => Err(anyhow!("the database at {place} does not answer within {PATIENCE:?}")),
     };
     database.close().await;

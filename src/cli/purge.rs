@@ -11,6 +11,7 @@ use crate::broker::{self, Topology};
 use crate::db::Database;
 use crate::inbox::purge::{self, Rival};
 use crate::settings::{Settings, UNITS, parse_duration};
+use crate::telemetry::{Metrics, Purge};
 
 /// Delete the rows of `processed_event` that are older than a horizon
 ///
@@ -110,18 +111,24 @@ async fn progress_bar(database: &Database, cutoff: chrono::DateTime<Utc>) -> any
 }
 
 /// Purges every `purge.every`, for ever. Replicas that come at the same time leave the work to one.
-pub(super) async fn scheduled_purges(settings: Settings, database: Database) {
+pub(super) async fn scheduled_purges(settings: Settings, database: Database, metrics: Metrics) {
     loop {
         // Up to a tenth earlier: replicas that were started together need not come together.
         tokio::time::sleep(settings.purge.every.mul_f64(1.0 - 0.1 * fastrand::f64())).await;
         let purged = async {
             check(settings.purge.horizon, false, &settings).await?;
             let cutoff = purge::cutoff(&database, settings.purge.horizon).await?;
-            anyhow::Ok((cutoff, purge::purge(&database, cutoff, Rival::Yield, |_| {}).await?))
+            anyhow::Ok((cutoff, purge::purge(&database, cutoff, Rival::Yield, |rows| metrics.purged(rows)).await?))
         };
         match purged.await {
-            Ok((cutoff, rows)) => tracing::info!(%cutoff, rows, "purged"),
-            Err(error) => tracing::warn!(error = format!("{error:#}"), "not purged"),
+            Ok((cutoff, rows)) => {
+                metrics.purge(Purge::Done);
+                tracing::info!(%cutoff, rows, "purged");
+            }
+            Err(error) => {
+                metrics.purge(Purge::Failed);
+                tracing::warn!(error = format!("{error:#}"), "not purged");
+            }
         }
     }
 }

@@ -9,26 +9,26 @@ impl From<sqlx::Error> for Stop {
     fn from(error: sqlx::Error) -> Self {
         use sqlx::Error as E;
 
-        let service = |suspicion| Self::Service(Interruption { cause: anyhow!(explain(&error)), suspicion });
+        let service = |error, suspicion| Self::Service(Interruption { cause: explain(error), suspicion });
         let state = match &error {
             E::Database(database) => match database.code() {
                 Some(code) => code.into_owned(),
-                None => return service(Suspicion::None),
+                None => return service(error, Suspicion::None),
             },
             // The connection broke: the network, the server, or the event itself did it.
-            E::Io(_) | E::Protocol(_) | E::WorkerCrashed => return service(Suspicion::BrokenConnection),
+            E::Io(_) | E::Protocol(_) | E::WorkerCrashed => return service(error, Suspicion::BrokenConnection),
             E::Configuration(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::BeginFailed => {
-                return service(Suspicion::None);
+                return service(error, Suspicion::None);
             }
             // The rest is about this statement's values and rows.
             _ => return Self::Event(Failure::Retryable(anyhow!("{error}"))),
         };
         match blame(&state) {
-            Blame::Event { permanent: true } => Self::Event(Failure::Permanent(anyhow!(describe(&error)))),
-            Blame::Event { permanent: false } => Self::Event(Failure::Retryable(anyhow!(describe(&error)))),
-            Blame::Contention { timed_out } => Self::Contention { cause: anyhow!(describe(&error)), timed_out },
-            Blame::Service { broke_connection: true } => service(Suspicion::BrokenConnection),
-            Blame::Service { broke_connection: false } => service(Suspicion::None),
+            Blame::Event { permanent: true } => Self::Event(Failure::Permanent(describe(&error))),
+            Blame::Event { permanent: false } => Self::Event(Failure::Retryable(describe(&error))),
+            Blame::Contention { timed_out } => Self::Contention { cause: describe(&error), timed_out },
+            Blame::Service { broke_connection: true } => service(error, Suspicion::BrokenConnection),
+            Blame::Service { broke_connection: false } => service(error, Suspicion::None),
         }
     }
 }
@@ -69,25 +69,44 @@ fn blame(state: &str) -> Blame {
     }
 }
 
+/// What the database said, and the SQLSTATE that it said it with.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+struct Said {
+    text: String,
+    state: String,
+}
+
+/// The SQLSTATE behind an error, if the database said one.
+pub fn sqlstate(error: &anyhow::Error) -> Option<&str> {
+    error.downcast_ref::<Said>().map(|said| said.state.as_str())
+}
+
+/// Whether the server let nobody in: wrong credentials, or no such database. Those who watch over logins do not like
+/// many attempts.
+pub fn refuses_login(error: &anyhow::Error) -> bool {
+    sqlstate(error).is_some_and(|state| state.starts_with("28") || state == "3D000")
+}
+
 /// An error that is about the service, with the database's own text: no row is part of it.
-pub fn explain(error: &sqlx::Error) -> String {
-    match error.as_database_error() {
-        Some(database) => format!("{} (SQLSTATE {})", database.message(), database.code().unwrap_or_default()),
-        None => error.to_string(),
-    }
+pub fn explain(error: sqlx::Error) -> anyhow::Error {
+    let Some(database) = error.as_database_error() else { return anyhow!("{error}") };
+    let state = database.code().unwrap_or_default().into_owned();
+    Said { text: format!("{} (SQLSTATE {state})", database.message()), state }.into()
 }
 
 /// An error of the database without its text, which may quote rows: state, constraint, table.
-fn describe(error: &sqlx::Error) -> String {
-    let Some(database) = error.as_database_error() else { return error.to_string() };
-    let mut text = format!("SQLSTATE {}", database.code().unwrap_or_default());
+fn describe(error: &sqlx::Error) -> anyhow::Error {
+    let Some(database) = error.as_database_error() else { return anyhow!("{error}") };
+    let state = database.code().unwrap_or_default().into_owned();
+    let mut text = format!("SQLSTATE {state}");
     if let Some(constraint) = database.constraint() {
         text.push_str(&format!(", constraint {constraint}"));
     }
     if let Some(table) = database.table() {
         text.push_str(&format!(", table {table}"));
     }
-    text
+    Said { text, state }.into()
 }
 
 #[cfg(test)]

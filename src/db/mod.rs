@@ -11,7 +11,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres};
 
-pub use self::blame::explain;
+pub use self::blame::{explain, refuses_login, sqlstate};
 use crate::settings::DatabaseSettings;
 
 /// How long a connection from the pool is waited for. Short, so that an outage is noticed, and its end too; the
@@ -20,6 +20,9 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the reason for a failed connection is waited for; a server that refuses does so at once.
 const WHY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a connection may take on its way back into the pool; it is closed then.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pool, and how a transaction on it begins. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -118,8 +121,8 @@ impl Database {
         /// Any number, the same in every release.
         const LOCK: i64 = 0x5700_c5e7;
 
-        let mut transaction = self.begin().await?;
-        let pending = self.bounded(pending(transaction.connection(), &migrator)).await?;
+        let mut transaction = self.begin().await.map_err(explain)?;
+        let pending = self.bounded(pending(transaction.connection(), &migrator)).await.map_err(explain)?;
         transaction.rollback().await?;
         if pending == 0 {
             return Ok(Migrated { applied: 0 });
@@ -212,7 +215,11 @@ impl Drop for Transaction {
     fn drop(&mut self) {
         if !self.ended {
             self.connection.close_on_drop();
+            return;
         }
+        // The pool pings what comes back, and waits for the answer without a limit: a network that falls silent in
+        // this moment would keep the place in the pool for as long as TCP has patience.
+        tokio::spawn(tokio::time::timeout(RETURN_TIMEOUT, self.connection.return_to_pool()));
     }
 }
 

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::anyhow;
+use chrono::Utc;
 use futures_util::FutureExt;
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use super::guard::{Claim, Fresh, claim};
-use crate::db::{Database, explain};
+use crate::db::{Database, explain, sqlstate};
 use crate::message::{Failure, Interruption, Message, Outcome, Stop, Suspicion};
+use crate::telemetry::{Fault, Monitor, Pulse, Step};
 
 /// What happens on each event. The one seam between the guarantee and the business.
 pub trait Dispatch: Send + Sync + 'static {
@@ -28,6 +30,7 @@ pub struct Processor<D> {
     database: Database,
     dispatch: D,
     applied: AtomicU64,
+    monitor: Monitor,
 }
 
 /// How far a batch got: an outcome for each of its first messages, all of them unless it was interrupted.
@@ -56,8 +59,8 @@ enum Blocked {
 
 impl<D: Dispatch> Processor<D> {
     /// A processor for any number of workers.
-    pub fn new(database: Database, dispatch: D) -> Self {
-        Self { database, dispatch, applied: AtomicU64::new(0) }
+    pub fn new(database: Database, dispatch: D, monitor: Monitor) -> Self {
+        Self { database, dispatch, applied: AtomicU64::new(0), monitor }
     }
 
     /// How many events have been applied so far, by all workers.
@@ -68,12 +71,12 @@ impl<D: Dispatch> Processor<D> {
     /// Applies the batch, in one transaction if it can be.
     ///
     /// A slice that fails is halved until the culprit stands alone, so a batch of one and a batch of many are the
-    /// same code.
-    pub async fn process(&self, batch: &[&Message]) -> Progress {
+    /// same code. `pulse` beats with each transaction.
+    pub async fn process(&self, batch: &[&Message], pulse: &Pulse) -> Progress {
         let mut outcomes = Vec::with_capacity(batch.len());
         let mut slices = vec![batch]; // a stack: the next one last
         while let Some(slice) = slices.pop() {
-            match self.apply_despite_contention(slice).await {
+            match self.apply_despite_contention(slice, pulse).await {
                 Ok(applied) => outcomes.extend(applied),
                 Err(Blocked::Service(interruption)) => {
                     return Progress { outcomes, interrupted: Some(Interrupted { interruption, tried: slice.len() }) };
@@ -91,13 +94,14 @@ impl<D: Dispatch> Processor<D> {
     /// Contention is no failure: the same again goes through, mostly. But what has waited for as long as a statement may
     /// is not made to wait again here, where all others of its worker wait with it: whoever holds the slice tries it
     /// again, in smaller pieces.
-    async fn apply_despite_contention(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Blocked> {
+    async fn apply_despite_contention(&self, slice: &[&Message], pulse: &Pulse) -> Result<Vec<Outcome>, Blocked> {
         /// Runs after the first one. A deadlock picks one victim a time, so a handful clears any ordinary crowd.
         const AGAIN: u32 = 5;
 
         let begun = Instant::now();
         let mut run = 0;
         loop {
+            pulse.beat();
             let (cause, timed_out) = match self.apply(slice).await {
                 Ok(outcomes) => return Ok(outcomes),
                 Err(Stop::Event(failure)) => return Err(Blocked::Event(failure)),
@@ -119,26 +123,49 @@ impl<D: Dispatch> Processor<D> {
     /// One transaction.
     async fn apply(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
         let limit = self.database.transaction_timeout();
-        match tokio::time::timeout(limit, self.transact(slice)).await {
-            Ok(result) => result,
-            Err(_) => Err(Interruption {
-                cause: anyhow!("no answer from the database within {limit:?}"),
-                suspicion: Suspicion::BrokenConnection,
+        let result = tokio::time::timeout(limit, self.transact(slice)).await.unwrap_or_else(|_| {
+            let cause = anyhow!("no answer from the database within {limit:?}");
+            Err(Interruption { cause, suspicion: Suspicion::BrokenConnection }.into())
+        });
+        match &result {
+            Ok(outcomes) => self.note_commit(slice, outcomes),
+            Err(stop) => {
+                let (fault, cause) = match stop {
+                    Stop::Event(Failure::Retryable(cause) | Failure::Permanent(cause)) => (Fault::Event, cause),
+                    Stop::Contention { cause, .. } => (Fault::Contention, cause),
+                    Stop::Service(Interruption { cause, .. }) => (Fault::Service, cause),
+                };
+                self.monitor.metrics.transaction_failure(fault, sqlstate(cause));
             }
-            .into()),
         }
+        result
+    }
+
+    fn note_commit(&self, slice: &[&Message], outcomes: &[Outcome]) {
+        let Monitor { metrics, health } = &self.monitor;
+        let now = Utc::now();
+        let mut applied = 0;
+        for (message, outcome) in slice.iter().zip(outcomes) {
+            if matches!(outcome, Outcome::Applied) {
+                applied += 1;
+                metrics.lag(now - message.occurred_at);
+            }
+        }
+        self.applied.fetch_add(applied, Ordering::Relaxed);
+        metrics.batch(slice.len());
+        health.committed();
     }
 
     async fn transact(&self, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
         // Whatever keeps a transaction from beginning is no event's fault.
         let begun = self.database.begin().await;
         let mut transaction =
-            begun.map_err(|error| Interruption { cause: anyhow!(explain(&error)), suspicion: Suspicion::None })?;
+            begun.map_err(|error| Interruption { cause: explain(error), suspicion: Suspicion::None })?;
         match self.claim_and_dispatch(transaction.connection(), slice).await {
             Ok(outcomes) => {
+                let begun = Instant::now();
                 transaction.commit().await.map_err(|error| Stop::from(error).during("commit"))?;
-                let applied = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Applied)).count();
-                self.applied.fetch_add(applied as u64, Ordering::Relaxed);
+                self.monitor.metrics.step(Step::Commit, begun.elapsed());
                 Ok(outcomes)
             }
             Err(stop) => {
@@ -155,7 +182,10 @@ impl<D: Dispatch> Processor<D> {
     async fn claim_and_dispatch(&self, conn: &mut PgConnection, slice: &[&Message]) -> Result<Vec<Outcome>, Stop> {
         let mut outcomes = Vec::with_capacity(slice.len());
         let mut fresh = Vec::with_capacity(slice.len());
-        for claim in claim(conn, slice).await.map_err(|error| Stop::from(error).during("guard"))? {
+        let begun = Instant::now();
+        let claims = claim(conn, slice).await.map_err(|error| Stop::from(error).during("guard"))?;
+        self.monitor.metrics.step(Step::Guard, begun.elapsed());
+        for claim in claims {
             match claim {
                 Claim::Fresh(message) => {
                     fresh.push(message);
@@ -165,10 +195,12 @@ impl<D: Dispatch> Processor<D> {
             }
         }
         if !fresh.is_empty() {
+            let begun = Instant::now();
             AssertUnwindSafe(self.dispatch.dispatch(conn, &fresh))
                 .catch_unwind()
                 .await
                 .unwrap_or_else(|panic| Err(Failure::Retryable(anyhow!("panic: {}", panic_text(&*panic))).into()))?;
+            self.monitor.metrics.step(Step::Handlers, begun.elapsed());
         }
         Ok(outcomes)
     }

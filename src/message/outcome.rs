@@ -119,6 +119,9 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All reasons that there are.
+    pub const ALL: [Self; 4] = [Self::Malformed, Self::UnknownEvent, Self::Rejected, Self::RetriesExhausted];
+
     /// The reason as it stands in the `failure-reason` header.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,9 +1,24 @@
-//! Logs: to standard error, text for people and JSON for machines.
+//! What the running service shows of itself: the log, metrics, and its health.
+
+mod health;
+mod metrics;
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+pub use health::{Finding, Health, Matters, Part, Pulse, Report};
+pub use metrics::{Fate, Fault, Held, Hold, Link, Metrics, Placement, Purge, Step};
+
+/// What the rooms report to, and `http` reads. Cheap to clone; clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Monitor {
+    /// What is counted and timed.
+    pub metrics: Metrics,
+    /// What is in the way.
+    pub health: Health,
+}
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,8 +31,13 @@ pub(super) struct Hand {
 }
 
 impl Hand {
-    pub(super) fn new(limit: usize) -> Self {
-        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, others_turn: false, outage: Outage::default() }
+    pub(super) fn new(limit: usize, outage: Outage) -> Self {
+        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, others_turn: false, outage }
+    }
+
+    /// How many messages it holds.
+    pub(super) fn len(&self) -> usize {
+        self.rest.len() + self.suspects.len()
     }
 
     /// Takes a suspect whose time has come, every other time.

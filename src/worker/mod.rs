@@ -18,10 +18,11 @@ use self::hand::{Hand, Pending, Record, Suspect};
 use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology};
 use crate::db::{Database, explain};
 use crate::inbox::{Dispatch, Interrupted, Processor};
-use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Verdict};
+use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Suspicion, Verdict};
 use crate::outage::Outage;
 use crate::settings::{AmqpSettings, ConsumeSettings, Settings};
 use crate::stock::harmless;
+use crate::telemetry::{Fate, Hold, Link, Matters, Monitor, Part, Pulse};
 
 /// How long nothing must have come before the queue is asked whether it is empty, when that ends the work.
 const IDLE: Duration = Duration::from_millis(100);
@@ -29,6 +30,14 @@ const IDLE: Duration = Duration::from_millis(100);
 /// How long nothing must have come before a worker looks whether its channel still lives. A stream of deliveries that is
 /// opened in the moment in which the connection breaks may neither yield nor end.
 const WATCH: Duration = Duration::from_secs(1);
+
+/// How long nothing must have come before a worker subscribes anew. A broker may take messages for delivered that never
+/// came here (after an election among its nodes, for instance); the end of the channel gives them back.
+const RENEWAL: Duration = Duration::from_secs(60);
+
+/// The longest that the way to a subscription may take from one beat to the next: a declaration for each of a hundred
+/// retry queues, each within its limit, is the longest step.
+const SETUP_LIMIT: Duration = Duration::from_secs(1200);
 
 /// All workers of a process, and the connection that they share.
 #[derive(Debug)]
@@ -40,20 +49,30 @@ pub struct Workers<D> {
     database: Database,
     processor: Processor<D>,
     until_empty: bool,
+    monitor: Monitor,
+    /// Whether it consumes.
+    subscribed: Part,
+    /// Held by the one that asks whether the database answers: one asks for all.
+    asking: tokio::sync::Mutex<()>,
 }
 
 impl<D: Dispatch> Workers<D> {
     /// Workers that apply events with `dispatch`. With `until_empty` they end when the queue is empty and nothing is in
     /// hand; retry queues are not waited for.
-    pub fn new(settings: &Settings, database: Database, dispatch: D, until_empty: bool) -> Self {
+    pub fn new(settings: &Settings, database: Database, dispatch: D, until_empty: bool, monitor: Monitor) -> Self {
+        let subscribed = monitor.health.part("broker", Matters::Consuming);
+        subscribed.blocked("not connected yet");
         Self {
             topology: Topology::new(&settings.amqp, &settings.retry),
             amqp: settings.amqp.clone(),
             consume: settings.consume.clone(),
             policy: settings.retry.clone(),
-            processor: Processor::new(database.clone(), dispatch),
+            processor: Processor::new(database.clone(), dispatch, monitor.clone()),
             database,
             until_empty,
+            monitor,
+            subscribed,
+            asking: tokio::sync::Mutex::default(),
         }
     }
 
@@ -61,10 +80,11 @@ impl<D: Dispatch> Workers<D> {
     /// rest given back.
     pub async fn run(self, stop: CancellationToken) {
         let this = Arc::new(self);
-        let publisher = Publisher::new(this.amqp.url.clone(), this.topology.clone());
+        let publisher = Publisher::new(this.amqp.url.clone(), this.topology.clone(), this.monitor.metrics.clone());
+        let pulse = this.monitor.health.pulse("consumption", SETUP_LIMIT);
         let mut pauses = reconnect_pauses();
         let mut applied = 0;
-        while let Err(error) = this.session(&publisher, &stop).await {
+        while let Err(error) = this.session(&publisher, &pulse, &stop).await {
             // Only what got work done starts with short pauses again: a broker that takes the connection and refuses
             // the rest is not to be hurried.
             let so_far = this.processor.applied();
@@ -72,26 +92,35 @@ impl<D: Dispatch> Workers<D> {
                 pauses = reconnect_pauses();
             }
             let pause = pauses.next().unwrap_or_default();
-            tracing::warn!(broker = this.amqp.url.place(), error = format!("{error:#}"), ?pause, "not consuming");
+            let error = format!("{error:#}");
+            this.subscribed.blocked(&error);
+            tracing::warn!(broker = %this.amqp.url, error, ?pause, "not consuming");
             if stop.run_until_cancelled(sleep(pause)).await.is_none() {
                 break;
             }
+            this.monitor.metrics.reconnect(Link::Consume);
         }
         publisher.close().await;
     }
 
     /// One connection's life. All that hangs on it is made anew with it, so no recovery has to be trusted.
-    async fn session(self: &Arc<Self>, publisher: &Publisher, stop: &CancellationToken) -> anyhow::Result<()> {
+    async fn session(
+        self: &Arc<Self>,
+        publisher: &Publisher,
+        pulse: &Pulse,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        pulse.beat();
         let setup = async {
             // Messages that are taken while nothing can be done with them only grow old in the window.
-            self.wait_for_database().await;
+            self.database_answers(&mut Outage::new(&self.monitor, "database"), pulse, 0).await;
             let connection = broker::connect(&self.amqp.url, "consume").await.context("cannot connect")?;
             self.topology.ensure(&connection).await?;
             anyhow::Ok(connection)
         };
         let Some(connection) = stop.run_until_cancelled(setup).await else { return Ok(()) };
         let connection = Arc::new(connection?);
-        tracing::info!(broker = self.amqp.url.place(), queue = self.topology.queue(), "consuming");
+        tracing::info!(broker = %self.amqp.url, queue = self.topology.queue(), "consuming");
 
         let ending = stop.child_token();
         // The first worker alone meets what may kill the process; see `Subscription::open`.
@@ -105,14 +134,16 @@ impl<D: Dispatch> Workers<D> {
                     return Ok(());
                 }
                 let _opens_at_the_end = wide_open.clone().drop_guard();
-                let limits = Limits { messages: this.consume.batch_size, body: this.consume.max_body };
-                let queue = this.topology.queue();
-                let subscription = Subscription::open(&connection, queue, this.consume.prefetch, limits).await?;
-                let settler = Settler::new(&subscription, publisher, this.topology.clone());
-                let hand = Hand::new(this.consume.batch_size);
-                Worker { shared: this, subscription, settler, hand, wide_open, ending }.run().await
+                let name = format!("worker {number}");
+                while let End::Renewal =
+                    Worker::subscribe(&this, &name, &connection, &publisher, &wide_open, &ending).await?.run().await?
+                {
+                    tracing::debug!(name, "subscribing anew");
+                }
+                Ok(())
             });
         }
+        pulse.rest(); // from now on the workers beat
         let mut result = Ok(());
         while let Some(ended) = workers.join_next().await {
             let ended = ended.context("a worker panicked").flatten();
@@ -125,13 +156,16 @@ impl<D: Dispatch> Workers<D> {
         result
     }
 
-    async fn wait_for_database(&self) {
-        let mut outage = Outage::default();
+    /// Waits until the database lets a transaction begin. Of several that wait, one asks.
+    async fn database_answers(&self, outage: &mut Outage, pulse: &Pulse, messages: usize) {
+        pulse.rest();
+        let _asking = self.asking.lock().await;
         loop {
+            pulse.beat();
             let answer = async { self.database.begin().await?.rollback().await };
             match answer.await {
-                Ok(()) => return outage.over(),
-                Err(error) => sleep(outage.pause(&explain(&error))).await,
+                Ok(()) => return,
+                Err(error) => sleep(outage.pause(&explain(error), Hold::Database, messages)).await,
             }
         }
     }
@@ -150,23 +184,62 @@ struct Worker<D> {
     subscription: Subscription,
     settler: Settler,
     hand: Hand,
+    pulse: Pulse,
     wide_open: CancellationToken,
     ending: CancellationToken,
 }
 
+/// Why a worker has ended without a fault.
+enum End {
+    /// It was asked to, or the queue is empty and that was to be the end.
+    Stop,
+    /// Nothing has come for long.
+    Renewal,
+}
+
 impl<D: Dispatch> Worker<D> {
-    async fn run(mut self) -> anyhow::Result<()> {
-        self.work().await?;
+    async fn subscribe(
+        shared: &Arc<Workers<D>>,
+        name: &str,
+        connection: &broker::Connection,
+        publisher: &Publisher,
+        wide_open: &CancellationToken,
+        ending: &CancellationToken,
+    ) -> anyhow::Result<Self> {
+        let Workers { consume, topology, database, monitor, .. } = &**shared;
+        // Two transactions, one of which is rolled back, and what it takes to begin and to settle them.
+        let pulse = monitor.health.pulse(name, database.transaction_timeout() * 2 + Duration::from_secs(60));
+        let limits = Limits { messages: consume.batch_size, body: consume.max_body };
+        let metrics = monitor.metrics.clone();
+        let subscription = Subscription::open(connection, topology.queue(), consume.prefetch, limits, metrics).await?;
+        shared.subscribed.free();
+        Ok(Self {
+            settler: Settler::new(&subscription, publisher.clone(), topology.clone(), monitor),
+            hand: Hand::new(consume.batch_size, Outage::new(monitor, name)),
+            shared: shared.clone(),
+            subscription,
+            pulse,
+            wide_open: wide_open.clone(),
+            ending: ending.clone(),
+        })
+    }
+
+    async fn run(mut self) -> anyhow::Result<End> {
+        let end = self.work().await?;
+        self.pulse.rest(); // what follows is bounded by the grace period
         self.subscription.unsubscribe().await?;
         // Half of the grace, so that there is time to give back what is not placed by then.
         tokio::time::timeout(self.shared.consume.grace / 2, self.settler.finish()).await.ok();
-        self.subscription.give_back().await
+        self.subscription.give_back().await?;
+        Ok(end)
     }
 
-    async fn work(&mut self) -> anyhow::Result<()> {
+    async fn work(&mut self) -> anyhow::Result<End> {
+        let mut last_came = Instant::now();
         loop {
+            self.pulse.beat();
             if self.ending.is_cancelled() {
-                return Ok(());
+                return Ok(End::Stop);
             }
             // Nothing may be done for deliveries that cannot be settled any more; others have them again.
             ensure!(self.subscription.is_alive(), "the channel is gone");
@@ -179,13 +252,19 @@ impl<D: Dispatch> Worker<D> {
                 let due = self.hand.next_due();
                 tokio::select! {
                     biased;
-                    () = self.ending.cancelled() => return Ok(()),
-                    batch = self.subscription.next_batch() => self.receive(batch?).await,
+                    () = self.ending.cancelled() => return Ok(End::Stop),
+                    batch = self.subscription.next_batch() => {
+                        last_came = Instant::now();
+                        self.receive(batch?).await
+                    }
                     () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
                     () = sleep(if self.shared.until_empty { IDLE } else { WATCH }) => {
                         let nothing_in_hand = self.hand.suspects.is_empty() && self.settler.placing() == 0;
                         if self.shared.until_empty && nothing_in_hand && self.subscription.is_drained().await? {
-                            return Ok(());
+                            return Ok(End::Stop);
+                        }
+                        if nothing_in_hand && last_came.elapsed() >= RENEWAL {
+                            return Ok(End::Renewal);
                         }
                         false
                     }
@@ -210,7 +289,7 @@ impl<D: Dispatch> Worker<D> {
                 Ok(message) => self.hand.rest.push_back(Pending { message, parcel }),
                 Err(undecodable) => {
                     let verdict = self.shared.policy.judge_undecodable(&undecodable);
-                    log(None, &parcel, &verdict, "ignored");
+                    self.tell(None, &parcel, &verdict, Fate::Ignored);
                     decided.push((parcel, verdict));
                 }
             }
@@ -267,7 +346,7 @@ impl<D: Dispatch> Worker<D> {
     /// Applies what it can of the slice and settles it; the rest stays in the slice.
     async fn process(&self, slice: &mut VecDeque<Pending>) -> Option<Interrupted> {
         let messages: Vec<_> = slice.iter().map(|pending| &pending.message).collect();
-        let progress = self.shared.processor.process(&messages).await;
+        let progress = self.shared.processor.process(&messages, &self.pulse).await;
         let done = slice.drain(..progress.outcomes.len()).zip(&progress.outcomes);
         let decided: Vec<_> = done
             .map(|(Pending { message, parcel }, outcome)| {
@@ -281,19 +360,44 @@ impl<D: Dispatch> Worker<D> {
 
     fn judge(&self, message: &Message, parcel: &Parcel, outcome: &Outcome) -> Verdict {
         let verdict = self.shared.policy.judge(outcome, parcel.retries);
-        log(Some(message), parcel, &verdict, if matches!(outcome, Outcome::Applied) { "applied" } else { "duplicate" });
+        let done = if matches!(outcome, Outcome::Applied) { Fate::Applied } else { Fate::Duplicate };
+        self.tell(Some(message), parcel, &verdict, done);
         verdict
+    }
+
+    /// Counts and logs what became of one message; `done` says what an acknowledgement means.
+    fn tell(&self, message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: Fate) {
+        let fate = match verdict {
+            Verdict::Ack => done,
+            Verdict::Retry { .. } => Fate::Retried,
+            Verdict::Park { .. } => Fate::Parked,
+        };
+        let metrics = &self.shared.monitor.metrics;
+        metrics.delivery(message.map(|message| message.event.name()), fate);
+        if let Verdict::Park { reason, .. } = verdict {
+            metrics.failure(*reason);
+        }
+        log(message, parcel, verdict, done);
     }
 
     /// Waits with everything in hand, and no attempt is spent.
     async fn hold(&mut self, interruption: &Interruption) {
-        let pause = self.hand.outage.pause(&interruption.to_string());
-        self.ending.run_until_cancelled(sleep(pause)).await;
+        let hold = match interruption.suspicion {
+            Suspicion::Timeout => Hold::Timeout,
+            Suspicion::None | Suspicion::BrokenConnection => Hold::Database,
+        };
+        let messages = self.hand.len();
+        let pause = self.hand.outage.pause(&interruption.cause, hold, messages);
+        let over = async {
+            sleep(pause).await;
+            self.shared.database_answers(&mut self.hand.outage, &self.pulse, messages).await;
+        };
+        self.ending.run_until_cancelled(over).await;
     }
 }
 
 /// One line for what became of one message.
-fn log(message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: &str) {
+fn log(message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: Fate) {
     let event_id = message.map(|message| tracing::field::display(message.id));
     let event = message.map(|message| message.event.name());
     // Escaped, for they are the producer's and could forge a line; and only when the line is written.
@@ -310,7 +414,7 @@ fn log(message: Option<&Message>, parcel: &Parcel, verdict: &Verdict, done: &str
         };
     }
     match verdict {
-        Verdict::Ack => say!(debug, done),
+        Verdict::Ack => say!(debug, done.as_str()),
         Verdict::Retry { retry, delay, detail } => {
             let delay = tracing::field::debug(delay);
             say!(warn, "failed, to be retried", retry = retry, delay = delay, detail = harmless(detail));

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use stock_service::inbox::Processor;
 use stock_service::message::{Failure, Outcome, decode};
 
 use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually};
@@ -30,8 +29,7 @@ async fn one_culprit_of_32_costs_11_transactions() {
         let messages: Vec<_> =
             bodies.iter().map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good order")).collect();
         let script = Scripted::only(&messages[culprit].id.to_string(), |_| Step::Reject);
-        let progress =
-            Processor::new(bed.database(), script.clone()).process(&messages.iter().collect::<Vec<_>>()).await;
+        let progress = bed.processor(script.clone()).process(&messages.iter().collect::<Vec<_>>(), &bed.pulse()).await;
         assert!(progress.interrupted.is_none());
         assert_eq!(script.slices(), 11, "culprit {culprit}");
         for (at, outcome) in progress.outcomes.iter().enumerate() {

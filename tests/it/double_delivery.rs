@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use stock_service::inbox::Processor;
 use stock_service::message::{Outcome, decode};
 use tokio::sync::Semaphore;
 
@@ -47,7 +46,7 @@ async fn of_several_copies_in_one_batch_the_first_wins() {
     let second = Order { event_id: first.event_id.clone(), ..Order::new(4) };
     let bodies = [Order::new(1).body(), first.body(), second.body(), first.body()];
     let messages = bodies.each_ref().map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good order"));
-    let progress = Processor::new(bed.database(), Scripted::apply()).process(&messages.each_ref()).await;
+    let progress = bed.processor(Scripted::apply()).process(&messages.each_ref(), &bed.pulse()).await;
     let applied: Vec<_> = progress.outcomes.iter().map(|outcome| matches!(outcome, Outcome::Applied)).collect();
     assert_eq!(applied, [true, true, false, false]);
     assert_eq!((bed.reservations_of(&first).await, bed.reservations_of(&second).await), (1, 0));
@@ -57,14 +56,14 @@ async fn of_several_copies_in_one_batch_the_first_wins() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_workers_with_the_same_events_in_opposite_order_do_not_deadlock() {
     let bed = TestBed::new().await;
-    let (one, other) =
-        (Processor::new(bed.database(), Scripted::apply()), Processor::new(bed.database(), Scripted::apply()));
+    let (one, other) = (bed.processor(Scripted::apply()), bed.processor(Scripted::apply()));
+    let pulse = bed.pulse();
     for _ in 0..10 {
         let bodies: Vec<_> = Order::many(300).iter().map(Order::body).collect();
         let messages: Vec<_> =
             bodies.iter().map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good order")).collect();
         let (forth, back): (Vec<_>, Vec<_>) = (messages.iter().collect(), messages.iter().rev().collect());
-        let (first, second) = tokio::join!(one.process(&forth), other.process(&back));
+        let (first, second) = tokio::join!(one.process(&forth, &pulse), other.process(&back, &pulse));
         let applied =
             first.outcomes.iter().chain(&second.outcomes).filter(|outcome| matches!(outcome, Outcome::Applied));
         assert_eq!(applied.count(), 300);

@@ -19,6 +19,7 @@ mod docs;
 mod double_delivery;
 mod failure_queue;
 mod handler_failure;
+mod http;
 mod malformed;
 mod neighbours;
 mod order_at_once;

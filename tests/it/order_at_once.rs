@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use stock_service::inbox::Processor;
 use stock_service::message::{Outcome, decode};
 use tokio::sync::Semaphore;
 
@@ -63,8 +62,8 @@ async fn workers_with_the_same_orders_in_opposite_order_do_not_deadlock() {
     let orders = Order::many(300);
     let of_version =
         |version| -> Vec<_> { orders.iter().map(|order| StatusChange::new(order, "paid", version).body()).collect() };
-    let (one, other) =
-        (Processor::new(bed.database(), Scripted::apply()), Processor::new(bed.database(), Scripted::apply()));
+    let (one, other) = (bed.processor(Scripted::apply()), bed.processor(Scripted::apply()));
+    let pulse = bed.pulse();
     for version in (1..20).step_by(2) {
         let (forth, mut back) = (of_version(version), of_version(version + 1));
         back.reverse();
@@ -73,7 +72,7 @@ async fn workers_with_the_same_orders_in_opposite_order_do_not_deadlock() {
         };
         let (forth, back) = (read(&forth), read(&back));
         let (forth, back): (Vec<_>, Vec<_>) = (forth.iter().collect(), back.iter().collect());
-        let (first, second) = tokio::join!(one.process(&forth), other.process(&back));
+        let (first, second) = tokio::join!(one.process(&forth, &pulse), other.process(&back, &pulse));
         assert!(first.outcomes.iter().chain(&second.outcomes).all(|outcome| matches!(outcome, Outcome::Applied)));
     }
     drop((one, other));
@@ -92,8 +91,8 @@ async fn the_orders_of_a_batch_are_locked_in_the_order_of_their_ids() {
     let lock = bed.side_session(&row_of(&lower)).await;
     let bodies = [&higher, &lower].map(|order| StatusChange::new(order, "paid", 1).body());
     let messages = bodies.map(|body| decode(body.as_bytes(), None, 1 << 20).expect("a good change"));
-    let processor = Processor::new(bed.database(), Scripted::apply());
-    let working = tokio::spawn(async move { processor.process(&messages.each_ref()).await.outcomes.len() });
+    let (processor, pulse) = (bed.processor(Scripted::apply()), bed.pulse());
+    let working = tokio::spawn(async move { processor.process(&messages.each_ref(), &pulse).await.outcomes.len() });
     bed.blocked(1).await;
     // It waits for the lower one, and has not locked the higher one before, though that came first.
     bed.execute(&format!("{} nowait", row_of(&higher))).await;

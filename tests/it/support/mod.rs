@@ -3,6 +3,7 @@
 mod broker;
 mod database;
 mod events;
+mod http;
 mod message;
 mod process;
 mod proxy;
@@ -15,13 +16,15 @@ use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 use stock_service::broker::Topology;
 use stock_service::db::Database;
 use stock_service::handlers::Handlers;
-use stock_service::inbox::Dispatch;
+use stock_service::inbox::{Dispatch, Processor};
 use stock_service::settings::Settings;
+use stock_service::telemetry::{Monitor, Pulse};
 use stock_service::worker::Workers;
 use tokio_util::sync::CancellationToken;
 
 pub use broker::Broker;
 pub use events::{Order, StatusChange, id};
+pub use http::Endpoint;
 pub use message::{Message, persistent, table, text, with_headers};
 pub use process::{Finished, Process, temporary_file};
 pub use proxy::{Proxy, Way};
@@ -37,6 +40,8 @@ pub struct TestBed {
     pub pool: PgPool,
     /// The test's own view of the broker.
     pub broker: Broker,
+    /// What the service says of itself when it runs in this process.
+    pub monitor: Monitor,
     environment: Vec<(String, String)>,
     /// The URL of the server's own database, which no test works in.
     server: String,
@@ -76,11 +81,13 @@ impl TestBed {
             ("STOCK__AMQP__QUEUE", &format!("{name}.stock.events")),
             ("STOCK__RETRY__DELAY", "50ms"), // the ladder of an ordinary test: 50, 100, 200 ms
             ("STOCK__LOG__FORMAT", "json"),
+            ("STOCK__HTTP__LISTEN", "off"), // or services that run side by side would want one port
         ];
         let environment = environment.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
         let pool = PgPool::connect(&database_url).await.expect("the new database");
         let broker = Broker::new(amqp_url, &name);
-        Self { pool, broker, environment, server: server.to_owned(), user: None, finished: false }
+        let (monitor, server) = (Monitor::default(), server.to_owned());
+        Self { pool, broker, monitor, environment, server, user: None, finished: false }
     }
 
     /// Changes the retries: so many, the first after so many milliseconds, each further one after twice as long.
@@ -139,7 +146,7 @@ impl TestBed {
     pub async fn start_with<D: Dispatch>(&self, dispatch: D) -> Service {
         let before = self.broker.consumers().await;
         let stop = CancellationToken::new();
-        let workers = Workers::new(&self.settings(), self.database(), dispatch, false);
+        let workers = Workers::new(&self.settings(), self.database(), dispatch, false, self.monitor.clone());
         let task = tokio::spawn(workers.run(stop.clone()));
         eventually("the service consumes", async || self.broker.consumers().await > before).await;
         Service::new(stop, task)
@@ -152,9 +159,19 @@ impl TestBed {
 
     /// Works until the queue is empty and nothing is in hand, with these handlers.
     pub async fn drain_with<D: Dispatch>(&self, dispatch: D) {
-        let workers = Workers::new(&self.settings(), self.database(), dispatch, true);
+        let workers = Workers::new(&self.settings(), self.database(), dispatch, true, self.monitor.clone());
         let run = workers.run(CancellationToken::new());
         tokio::time::timeout(PATIENCE, run).await.expect("an empty queue in time");
+    }
+
+    /// What applies messages, without a broker.
+    pub fn processor<D: Dispatch>(&self, dispatch: D) -> Processor<D> {
+        Processor::new(self.database(), dispatch, self.monitor.clone())
+    }
+
+    /// What a loop of the test's own beats.
+    pub fn pulse(&self) -> Pulse {
+        self.monitor.health.pulse("test", PATIENCE)
     }
 
     /// Starts the binary with these arguments.

@@ -113,6 +113,11 @@ impl Process {
         eventually(&format!("{text:?} on standard error"), said).await;
     }
 
+    /// What it has said on standard error by now.
+    pub fn stderr_so_far(&self) -> String {
+        self.stderr.so_far()
+    }
+
     /// Ends it without a warning, and waits until it is gone.
     pub async fn kill(mut self) {
         self.child.kill().await.expect("a child");
