@@ -116,11 +116,14 @@ async fn metrics(State(service): State<Service>) -> Response {
 impl Service {
     async fn report(&self) -> Report {
         let mut report = self.monitor.health.report();
-        report.not_ready.extend(self.ping().await);
+        if report.not_ready.is_empty() {
+            report.not_ready.extend(self.ping().await);
+        }
         report
     }
 
-    /// What is wrong with the database, if it has to be asked: an idle service would not notice.
+    /// What is wrong with the database, if it has to be asked: an idle service would not notice, and one that is in
+    /// trouble already asks by itself.
     async fn ping(&self) -> Option<Finding> {
         if self.monitor.health.has_committed_lately() {
             return None;

@@ -91,6 +91,24 @@ async fn a_worker_that_holds_is_not_ready_and_its_messages_and_their_cause_are_c
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_stuck_in_a_transaction_is_not_ready_before_that_has_timed_out() {
+    let mut bed = TestBed::new().await;
+    let (process, endpoint) = listening(&mut bed).await;
+    endpoint.is_ready(true).await;
+    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+    bed.blocked(1).await;
+    let cause = endpoint.is_not_ready_for("worker 0").await;
+    assert!(cause.contains("one step"), "{cause}");
+    assert_eq!(endpoint.get("/livez").await.0, 200, "it can still come through by itself");
+    drop(lock);
+    endpoint.is_ready(true).await;
+    assert_eq!(bed.processed().await, 1);
+    ends(process).await;
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_that_ended_is_not_ready_until_there_is_another() {
     let mut bed = TestBed::new().await;
     bed.set("amqp.declare", "false");

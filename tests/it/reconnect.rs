@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Order, Proxy, Scripted, Step, TestBed, eventually};
+use crate::support::{Order, PATIENCE, Proxy, Scripted, Step, TestBed, eventually, eventually_within};
 
 /// A bed whose service talks to the broker through a proxy.
 async fn proxied_bed() -> (TestBed, Proxy) {
@@ -163,5 +163,41 @@ async fn a_stop_while_a_confirm_is_missing_ends_within_the_grace_period() {
     for queue in [bed.broker.queue(), bed.broker.failure_queue()] {
         assert_eq!(bed.broker.take(&queue).await[0].body, b"no event");
     }
+    bed.finish().await;
+}
+
+/// The window is one message, so no later one can tell of the gap.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute; `make test` runs it"]
+async fn an_idle_subscription_is_renewed_which_gives_back_what_never_arrived() {
+    let (mut bed, proxy) = proxied_bed().await;
+    bed.set("consume.workers", "1");
+    bed.set("consume.prefetch", "1");
+    let service = bed.start().await;
+    proxy.lose_deliveries(true);
+    bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+    bed.broker.has(&bed.broker.queue(), 0).await; // the broker takes it for delivered
+    proxy.lose_deliveries(false);
+    eventually_within(2 * PATIENCE, "it comes again", async || bed.processed().await == 1).await;
+    service.stop().await;
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_that_never_arrived_is_noticed_by_the_next_one() {
+    let (mut bed, proxy) = proxied_bed().await;
+    bed.set("consume.workers", "1");
+    let service = bed.start().await;
+    let orders = Order::many(20);
+    bed.broker.publish_all(Order::EVENT, orders[..10].iter().map(Order::body)).await;
+    bed.has_processed(10).await; // the window is wide by now
+    proxy.lose_deliveries(true);
+    bed.broker.publish(Order::EVENT, orders[10].body()).await;
+    bed.broker.has(&bed.broker.queue(), 0).await;
+    proxy.lose_deliveries(false);
+    bed.broker.publish_all(Order::EVENT, orders[11..].iter().map(Order::body)).await;
+    bed.has_processed(20).await;
+    service.stop().await;
+    assert_eq!(bed.reservations().await, 20);
     bed.finish().await;
 }

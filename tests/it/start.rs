@@ -1,8 +1,10 @@
 //! A start on empty, missing, unfit and slow servers.
 
+use std::time::Duration;
+
 use lapin::types::AMQPValue;
 
-use crate::support::{Order, Scripted, TestBed, eventually, text};
+use crate::support::{Order, Proxy, Scripted, TestBed, eventually, text};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_replicas_start_at_once_on_empty_servers() {
@@ -142,5 +144,29 @@ async fn a_subscription_that_the_broker_ends_is_opened_again() {
         bed.has_processed(n).await;
     }
     service.stop().await;
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_login_at_the_database_is_named_and_not_hammered() {
+    let mut bed = TestBed::new().await;
+    let user = bed.demote().await;
+    let proxy = Proxy::before(bed.variable("STOCK__DATABASE__URL")).await;
+    bed.set("database.url", proxy.url());
+    bed.execute(&format!("alter role {user} nologin")).await;
+    bed.set("database.migrate_on_start", "false");
+    let begun = std::time::Instant::now();
+    let service = bed.spawn(&["consume"]);
+    service.has_said("SQLSTATE 28000").await;
+    eventually("a second attempt", async || proxy.accepted() >= 2).await;
+    // Ten a minute are one in 6 s.
+    assert!(begun.elapsed() > Duration::from_secs(6), "{:?}", begun.elapsed());
+    bed.execute(&format!("alter role {user} login")).await;
+    bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+    bed.has_processed(1).await;
+    service.signal("TERM").await;
+    let end = service.end().await;
+    assert_eq!(end.code(), Some(0));
+    assert!(!end.stderr.contains("S3CR3T"), "{}", end.stderr);
     bed.finish().await;
 }
