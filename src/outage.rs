@@ -6,6 +6,7 @@ use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
 use crate::db::refuses_login;
+use crate::message::{Interruption, Suspicion};
 use crate::telemetry::{Held, Hold, Matters, Monitor, Part};
 
 /// The pause when the server refuses the login: ten attempts a minute, at most.
@@ -30,16 +31,20 @@ impl Outage {
 
     /// Says why so many `messages` are held: readiness and a metric at once, the log at the beginning and then once a
     /// minute. Gives the next pause.
-    pub(crate) fn pause(&mut self, cause: &anyhow::Error, hold: Hold, messages: usize) -> Duration {
-        let text = format!("{cause:#}");
+    pub(crate) fn pause(&mut self, interruption: &Interruption, messages: usize) -> Duration {
+        let text = interruption.to_string();
         self.part.blocked(&text);
+        let hold = match interruption.suspicion {
+            Suspicion::Timeout => Hold::Timeout,
+            Suspicion::None | Suspicion::BrokenConnection => Hold::Database,
+        };
         self.held.set(messages, hold);
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.said.is_none_or(|said| said.elapsed() >= Duration::from_secs(60)) {
             let held_for = self.said.replace(Instant::now()).map(|_| tracing::field::debug(since.elapsed()));
             tracing::warn!(cause = text, held_for, messages, "events cannot be applied, holding them");
         }
-        match refuses_login(cause) {
+        match refuses_login(&interruption.cause) {
             true => REFUSED,
             false => self.pauses.next().unwrap_or_default(),
         }

@@ -11,9 +11,10 @@ use super::purge::scheduled_purges;
 use crate::db::Database;
 use crate::handlers::Handlers;
 use crate::http;
+use crate::message::{Interruption, Suspicion};
 use crate::outage::Outage;
 use crate::settings::Settings;
-use crate::telemetry::{Hold, Monitor};
+use crate::telemetry::Monitor;
 use crate::worker::Workers;
 
 /// Consume the queue until SIGTERM or SIGINT, and purge on a schedule
@@ -90,7 +91,8 @@ async fn migrate(database: &Database, monitor: &Monitor) {
         match database.migrate().await {
             Ok(migrated) => return tracing::info!(applied = migrated.applied, "schema up to date"),
             Err(error) => {
-                let pause = outage.pause(&error.context("cannot migrate"), Hold::Database, 0);
+                let cause = error.context("cannot migrate");
+                let pause = outage.pause(&Interruption { cause, suspicion: Suspicion::None }, 0);
                 tokio::time::sleep(pause).await;
             }
         }

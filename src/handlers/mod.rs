@@ -25,10 +25,11 @@ impl Dispatch for Handlers {
         }
         let orders = placed.iter().map(|o| o.order_id).chain(changed.iter().map(|c| c.order_id));
         order_status::lock(conn, orders).await.map_err(|error| Stop::from(error).during("order_status"))?;
-        if !placed.is_empty() {
+        let is_probe = fresh.is_empty();
+        if !placed.is_empty() || is_probe {
             reserve_stock::reserve(conn, &placed).await.map_err(|error| Stop::from(error).during("reserve_stock"))?;
         }
-        if !changed.is_empty() {
+        if !changed.is_empty() || is_probe {
             order_status::change(conn, &changed).await.map_err(|error| Stop::from(error).during("order_status"))?;
         }
         Ok(())

@@ -21,6 +21,9 @@ pub trait Dispatch: Send + Sync + 'static {
     /// Runs all handlers of all these events, in the transaction that `conn` is in.
     ///
     /// Handlers write; they neither commit nor roll back. An error undoes the whole slice.
+    ///
+    /// With no events it is a probe, and must run its statements all the same: what is missing, locked or forbidden shows
+    /// before a message is taken.
     fn dispatch(&self, conn: &mut PgConnection, fresh: &[Fresh<'_>]) -> impl Future<Output = Result<(), Stop>> + Send;
 }
 
@@ -91,6 +94,21 @@ impl<D: Dispatch> Processor<D> {
         Progress { outcomes, interrupted: None }
     }
 
+    /// Whether events could be applied: all of a transaction, with none.
+    ///
+    /// # Errors
+    /// What is in the way of all events.
+    pub async fn probe(&self) -> Result<(), Interruption> {
+        match self.apply(&[]).await {
+            Err(Stop::Service(interruption)) => Err(interruption),
+            Err(Stop::Contention { cause, timed_out: true }) => {
+                Err(Interruption { cause, suspicion: Suspicion::Timeout })
+            }
+            // The database works. A handler that fails without events may not fail with some.
+            Ok(_) | Err(Stop::Contention { .. } | Stop::Event(_)) => Ok(()),
+        }
+    }
+
     /// Contention is no failure: the same again goes through, mostly. But what has waited for as long as a statement may
     /// is not made to wait again here, where all others of its worker wait with it: whoever holds the slice tries it
     /// again, in smaller pieces.
@@ -152,7 +170,9 @@ impl<D: Dispatch> Processor<D> {
             }
         }
         self.applied.fetch_add(applied, Ordering::Relaxed);
-        metrics.batch(slice.len());
+        if !slice.is_empty() {
+            metrics.batch(slice.len());
+        }
         health.committed();
     }
 
@@ -194,7 +214,7 @@ impl<D: Dispatch> Processor<D> {
                 Claim::Duplicate => outcomes.push(Outcome::Duplicate),
             }
         }
-        if !fresh.is_empty() {
+        if !fresh.is_empty() || slice.is_empty() {
             let begun = Instant::now();
             AssertUnwindSafe(self.dispatch.dispatch(conn, &fresh))
                 .catch_unwind()

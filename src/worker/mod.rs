@@ -16,13 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::hand::{Hand, Pending, Record, Suspect};
 use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology};
-use crate::db::{Database, explain};
+use crate::db::Database;
 use crate::inbox::{Dispatch, Interrupted, Processor};
-use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Suspicion, Verdict};
+use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Verdict};
 use crate::outage::Outage;
 use crate::settings::{AmqpSettings, ConsumeSettings, Settings};
 use crate::stock::harmless;
-use crate::telemetry::{Fate, Hold, Link, Matters, Monitor, Part, Pulse};
+use crate::telemetry::{Fate, Link, Matters, Monitor, Part, Pulse};
 
 /// How long nothing must have come before the queue is asked whether it is empty, when that ends the work.
 const IDLE: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ pub struct Workers<D> {
     monitor: Monitor,
     /// Whether it consumes.
     subscribed: Part,
-    /// Held by the one that asks whether the database answers: one asks for all.
+    /// Held by the one that asks whether the database works: one asks for all.
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -112,8 +112,9 @@ impl<D: Dispatch> Workers<D> {
     ) -> anyhow::Result<()> {
         pulse.beat();
         let setup = async {
-            // Messages that are taken while nothing can be done with them only grow old in the window.
-            self.database_answers(&mut Outage::new(&self.monitor, "database"), pulse, 0).await;
+            // Messages that are taken while nothing can be done with them only grow old in the window; and the broker,
+            // which takes back what is unsettled for half an hour, counts each time.
+            self.database_works(&mut Outage::new(&self.monitor, "database"), pulse, 0).await;
             let connection = broker::connect(&self.amqp.url, "consume").await.context("cannot connect")?;
             self.topology.ensure(&connection).await?;
             anyhow::Ok(connection)
@@ -156,16 +157,15 @@ impl<D: Dispatch> Workers<D> {
         result
     }
 
-    /// Waits until the database lets a transaction begin. Of several that wait, one asks.
-    async fn database_answers(&self, outage: &mut Outage, pulse: &Pulse, messages: usize) {
+    /// Waits until events could be applied. Of several that wait, one asks.
+    async fn database_works(&self, outage: &mut Outage, pulse: &Pulse, messages: usize) {
         pulse.rest();
         let _asking = self.asking.lock().await;
         loop {
             pulse.beat();
-            let answer = async { self.database.begin().await?.rollback().await };
-            match answer.await {
+            match self.processor.probe().await {
                 Ok(()) => return,
-                Err(error) => sleep(outage.pause(&explain(error), Hold::Database, messages)).await,
+                Err(interruption) => sleep(outage.pause(&interruption, messages)).await,
             }
         }
     }
@@ -382,15 +382,11 @@ impl<D: Dispatch> Worker<D> {
 
     /// Waits with everything in hand, and no attempt is spent.
     async fn hold(&mut self, interruption: &Interruption) {
-        let hold = match interruption.suspicion {
-            Suspicion::Timeout => Hold::Timeout,
-            Suspicion::None | Suspicion::BrokenConnection => Hold::Database,
-        };
         let messages = self.hand.len();
-        let pause = self.hand.outage.pause(&interruption.cause, hold, messages);
+        let pause = self.hand.outage.pause(interruption, messages);
         let over = async {
             sleep(pause).await;
-            self.shared.database_answers(&mut self.hand.outage, &self.pulse, messages).await;
+            self.shared.database_works(&mut self.hand.outage, &self.pulse, messages).await;
         };
         self.ending.run_until_cancelled(over).await;
     }

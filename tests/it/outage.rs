@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lapin::types::AMQPValue;
 use tokio::time::Instant;
 
-use crate::support::{Order, StatusChange, TestBed, eventually_within};
+use crate::support::{Order, Servers, StatusChange, TestBed, eventually_within, text};
 
 /// A bed whose messages have no second attempt: whoever is charged with one ends in the failure queue.
 async fn strict_bed() -> TestBed {
@@ -129,6 +130,40 @@ async fn sessions_that_are_killed_all_the_time_cost_no_attempt_and_double_nothin
     assert_eq!(bed.count("select count(*) from reservation where released_at is not null").await, 150);
     assert_eq!(bed.broker.in_work().await, 0);
     assert_eq!(bed.broker.depth(&bed.broker.failure_queue()).await, 0);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_that_outlasts_the_brokers_patience_wears_no_message_out() {
+    // The broker takes back what is unacknowledged for too long, half an hour by default, and counts each time.
+    let servers = Servers::start_rabbitmq().await;
+    let patience = "application:set_env(rabbit, consumer_timeout, 1000),
+                    application:set_env(rabbit, channel_tick_interval, 500).";
+    servers.rabbitmqctl(&["eval", patience]).await;
+    let mut bed = servers.bed().await;
+    bed.set_ladder(0, 50);
+    bed.set("amqp.declare", "false");
+    let (queue, failed) = (bed.broker.queue(), bed.broker.failure_queue());
+    bed.broker.delete(&queue).await;
+    let limit = [
+        ("x-queue-type", text("quorum")),
+        ("x-delivery-limit", AMQPValue::LongInt(3)),
+        ("x-dead-letter-exchange", text("")),
+        ("x-dead-letter-routing-key", text(&failed)),
+    ];
+    bed.broker.declare(&queue, &limit).await;
+    bed.broker.bind(&queue, Order::EVENT).await;
+    let service = bed.start().await;
+    bed.execute("alter table reservation rename to away").await;
+    bed.broker.publish_all(Order::EVENT, Order::many(5).iter().map(Order::body)).await;
+    bed.broker.has(&queue, 4).await; // one was taken
+    bed.broker.has(&queue, 5).await; // and taken back
+    tokio::time::sleep(Duration::from_secs(8)).await; // how long the outage goes on
+    bed.broker.has(&queue, 5).await;
+    bed.execute("alter table away rename to reservation").await;
+    bed.has_processed(5).await;
+    service.stop().await;
+    assert_eq!(bed.broker.depth(&failed).await, 0);
     bed.finish().await;
 }
 

@@ -120,6 +120,9 @@ impl Scripted {
 
 impl Dispatch for Scripted {
     async fn dispatch(&self, conn: &mut PgConnection, fresh: &[Fresh<'_>]) -> Result<(), Stop> {
+        if fresh.is_empty() {
+            return Handlers.dispatch(conn, fresh).await; // a probe, which no script is about
+        }
         let mut steps = Vec::new();
         for fresh in fresh {
             let message = fresh.message();
