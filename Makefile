@@ -1,9 +1,12 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo test lint doc sqlx sqlx-check ci
+.PHONY: help demo test chaos lint doc sqlx sqlx-check ci
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
+CHAOS_SECONDS ?= 60
+
+TARGET = $(or $(CARGO_TARGET_DIR),target)
 
 .NOTPARALLEL: # they would wait for the same build folder
 
@@ -15,6 +18,11 @@ demo: ## an order service with its accidents, two workers, a kill -9; ends in a 
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
 	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored
+
+chaos: ## every kind of fault, at random, and an audit (CHAOS_SECONDS=60; SEED=N for the same once more)
+	cargo build --locked --bin stock-service --example chaos
+	env -u DATABASE_URL -u AMQP_URL -u ONLY DURABLE=1 scripts/with-servers \
+		$(TARGET)/debug/examples/chaos $(TARGET)/debug/stock-service --seconds $(CHAOS_SECONDS) $(addprefix --seed ,$(SEED))
 
 lint: ## formatting, clippy, shellcheck
 	cargo fmt --check
@@ -35,4 +43,4 @@ sqlx-check: ## fail if .sqlx is out of date
 	ONLY=postgres scripts/with-servers scripts/sqlx-prepare target/sqlx-data
 	@diff -r .sqlx target/sqlx-data || { echo '.sqlx is out of date: run "make sqlx"' >&2; exit 1; }
 
-ci: lint doc sqlx-check test demo ## everything that must pass before a change is merged
+ci: lint doc sqlx-check test chaos demo ## everything that must pass before a change is merged

@@ -1,0 +1,203 @@
+//! Three replicas of the service under a steady load, and everything that can go wrong with them, their servers and
+//! their networks; then all is mended, and an audit tells whether every event took effect exactly once.
+//!
+//! A seed decides which messages are published and which faults come; the same seed, the same ones.
+
+#![allow(unreachable_pub, reason = "nobody imports an example")]
+
+mod audit;
+mod faults;
+mod load;
+mod logs;
+mod network;
+mod published;
+mod publisher;
+mod replica;
+mod servers;
+mod stock;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::Parser;
+use fastrand::Rng;
+use futures_util::future::try_join_all;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::audit::Finding;
+use crate::faults::{REPLICAS, Rounds, World};
+use crate::load::{Load, RATE};
+use crate::network::Networks;
+use crate::published::Published;
+use crate::publisher::Publisher;
+use crate::replica::Replica;
+use crate::servers::Servers;
+use crate::stock::{QUEUE, Queues};
+
+/// The longest that it may take after the faults until an event is applied.
+const LONGEST_RECOVERY: Duration = Duration::from_secs(60);
+
+/// Time of peace before the first fault. RabbitMQ 3.10 never gets a quorum queue to work again if it is killed in the
+/// second in which it made it.
+const PEACE: Duration = Duration::from_secs(3);
+
+/// Who the replicas are to the broker; the password must be found in no log.
+const USER: &str = "stock-chaos";
+const PASSWORD: &str = "S3CR3T-amqp";
+
+/// Replicas of the service, a load, and faults. Use `make chaos`.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How long faults are made
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// Decides the messages and the faults; a random one if not given
+    #[arg(long)]
+    seed: Option<u32>,
+    /// The binary of stock-service
+    service: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    let Arguments { seconds, seed, service } = Arguments::parse();
+    let seed = seed.unwrap_or_else(|| fastrand::u32(..));
+    println!("chaos for {seconds} s, seed {seed}");
+    let logs = std::env::temp_dir().join(format!("stock-chaos-{seed}-{}", std::process::id()));
+    std::fs::create_dir(&logs)?;
+    let result = tokio::select! {
+        result = run(&service, seconds, seed, &logs) => result,
+        // The replicas die with the future that holds them.
+        _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
+    };
+    if matches!(result, Ok(true)) {
+        std::fs::remove_dir_all(&logs)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("logs: {}; once more: make chaos CHAOS_SECONDS={seconds} SEED={seed}", logs.display());
+    result.map(|_| ExitCode::FAILURE)
+}
+
+/// Tells whether all was right.
+async fn run(service: &Path, seconds: u32, seed: u32, logs: &Path) -> anyhow::Result<bool> {
+    let mut rng = Rng::with_seed(seed.into());
+    // The last round may begin in the last second, and take its time.
+    let messages = (seconds + 120) * RATE;
+    let load = Arc::new(Load::new(rng.fork(), usize::try_from(messages)?));
+    let world = prepare(service, &load, logs).await?;
+
+    let publisher = Publisher::start(&load, &world.servers.broker);
+    sleep(PEACE).await;
+    let mut story = make_faults(&world, Rounds::new(rng.fork()), Duration::from_secs(seconds.into())).await?;
+    let fates = publisher.finish().await;
+    let published = Published::new(&load, &fates);
+
+    let during = stock::applied(&mut stock::connect(&world.servers.database).await?).await?.len();
+    let drained = audit::drain(&world, &published).await?;
+    let mut findings = vec![
+        Finding::new("recovery", story.recovery(), story.unrecovered),
+        Finding::new(
+            "work",
+            format!("{during} events applied during the faults, the last one {drained:.1?} later"),
+            vec![],
+        ),
+    ];
+    findings.extend(audit::audit(&world, &published, logs).await?);
+
+    println!();
+    for (fault, times) in &story.faults {
+        println!("{times:>5} x {fault}");
+    }
+    println!();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    Ok(findings.iter().all(Finding::is_right))
+}
+
+/// Three replicas that consume, and a database that refuses some orders for a while.
+async fn prepare(service: &Path, load: &Load, logs: &Path) -> anyhow::Result<World> {
+    let servers = Servers::from_environment()?;
+    let mut broker = servers.broker.clone();
+    servers.rabbitmqctl(&["add_user", USER, PASSWORD]).await?;
+    servers.rabbitmqctl(&["set_permissions", USER, ".*", ".*", ".*"]).await?;
+    broker.set_username(USER).and_then(|()| broker.set_password(Some(PASSWORD))).ok().context("a URL with a host")?;
+
+    let mut networks = Vec::new();
+    for _ in 0..REPLICAS {
+        networks.push(Networks::before(&broker, &servers.database).await?);
+    }
+    let mut replicas: Vec<_> =
+        networks.iter().zip(1..).map(|(its, number)| Replica::new(number, service, its, logs)).collect();
+    replicas[0].migrate().await?;
+    stock::refuse(&mut stock::connect(&servers.database).await?, load).await?;
+    for replica in &mut replicas {
+        replica.start()?;
+    }
+    let consume = async {
+        // Each begins with one consumer. A queue that is missing closes the channel that it is asked for on.
+        while Queues::connect(&servers.broker).await?.consumers(QUEUE).await.unwrap_or(0) < REPLICAS {
+            sleep(Duration::from_millis(100)).await;
+        }
+        anyhow::Ok(())
+    };
+    timeout(LONGEST_RECOVERY, consume).await.context("the replicas do not consume")??;
+    Ok(World { servers, networks, replicas: replicas.into_iter().map(Mutex::new).collect() })
+}
+
+/// What happened.
+#[derive(Debug, Default)]
+struct Story {
+    faults: BTreeMap<String, usize>,
+    recoveries: Vec<Duration>,
+    unrecovered: Vec<String>,
+}
+
+impl Story {
+    fn recovery(&mut self) -> String {
+        self.recoveries.sort_unstable();
+        let seconds = |recovery: Option<&Duration>| recovery.map_or(f64::NAN, Duration::as_secs_f64);
+        let (median, longest) = (self.recoveries.get(self.recoveries.len() / 2), self.recoveries.last());
+        format!(
+            "after {} rounds of faults: median {:.1} s, longest {:.1} s",
+            self.recoveries.len(),
+            seconds(median),
+            seconds(longest)
+        )
+    }
+}
+
+/// Makes one round of faults after the other, until the time is up and all is mended.
+async fn make_faults(world: &World, rounds: Rounds, time: Duration) -> anyhow::Result<Story> {
+    let mut story = Story::default();
+    let begun = Instant::now();
+    for round in rounds.take_while(|_| begun.elapsed() < time) {
+        let strikes = round.strikes.iter().map(async |strike| {
+            sleep(strike.after).await;
+            println!("{:>7.1} s  {strike}", begun.elapsed().as_secs_f64());
+            world.suffer(strike).await.with_context(|| strike.to_string())
+        });
+        try_join_all(strikes).await?;
+        let recovery = stock::applied_after(&world.servers.database, LONGEST_RECOVERY).await;
+        let names: Vec<_> = round.strikes.iter().map(|strike| strike.fault.to_string()).collect();
+        let next = match recovery {
+            Some(recovery) => format!("applied after {:.1} s", recovery.as_secs_f64()),
+            None => "not applied".to_owned(),
+        };
+        println!("{:>7.1} s  mended; the next event was {next}", begun.elapsed().as_secs_f64());
+        match recovery {
+            Some(recovery) => story.recoveries.push(recovery),
+            None => story.unrecovered.push(format!("no event within {LONGEST_RECOVERY:?} after: {}", names.join(", "))),
+        }
+        for name in names {
+            *story.faults.entry(name).or_default() += 1;
+        }
+        sleep(round.rest).await;
+    }
+    Ok(story)
+}
