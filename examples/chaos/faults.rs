@@ -7,12 +7,15 @@ use fastrand::Rng;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
-use crate::network::{Networks, State};
+use crate::proxy::{Proxy, Way};
 use crate::replica::Replica;
 use crate::servers::{Server, Servers};
 
 /// How many replicas there are.
 pub const REPLICAS: usize = 3;
+
+/// How long a slow network keeps back each frame; a delivery has three.
+const SLOW: Duration = Duration::from_millis(50);
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +28,17 @@ pub enum Fault {
     ServerKilled(Server),
     ServerFrozen(Server),
     MemoryAlarm,
-    NetworkFrozen(Server),
     NetworkCut(Server),
+    NetworkSilent(Server),
+    NetworkDeaf(Server),
+    NetworkSlow(Server),
 }
+
+use Fault::{
+    ConnectionsClosed, MemoryAlarm, NetworkCut, NetworkDeaf, NetworkSilent, NetworkSlow, ReplicaKilled, ReplicaStopped,
+    ServerFrozen, ServerKilled, ServerRestarted, SessionsEnded,
+};
+use Server::{Broker, Database};
 
 /// What a fault is done to; of two at a time each has a target of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,14 +48,8 @@ enum Target {
     Network,
 }
 
-use Fault::{
-    ConnectionsClosed, MemoryAlarm, NetworkCut, NetworkFrozen, ReplicaKilled, ReplicaStopped, ServerFrozen,
-    ServerKilled, ServerRestarted, SessionsEnded,
-};
-use Server::{Broker, Database};
-
 /// Each comes as often as it stands here.
-const DECK: [Fault; 17] = [
+const DECK: [Fault; 22] = [
     ReplicaKilled,
     ReplicaKilled,
     ReplicaStopped,
@@ -59,9 +64,14 @@ const DECK: [Fault; 17] = [
     ServerFrozen(Broker),
     ServerFrozen(Database),
     MemoryAlarm,
-    NetworkFrozen(Broker),
-    NetworkFrozen(Database),
     NetworkCut(Broker),
+    NetworkCut(Database),
+    NetworkSilent(Broker),
+    NetworkSilent(Database),
+    NetworkDeaf(Broker),
+    NetworkDeaf(Database),
+    NetworkSlow(Broker),
+    NetworkSlow(Database),
 ];
 
 impl Fault {
@@ -71,28 +81,26 @@ impl Fault {
             ConnectionsClosed | MemoryAlarm => Target::Server(Broker),
             SessionsEnded => Target::Server(Database),
             ServerRestarted(server) | ServerKilled(server) | ServerFrozen(server) => Target::Server(server),
-            NetworkFrozen(_) | NetworkCut(_) => Target::Network,
+            NetworkCut(_) | NetworkSilent(_) | NetworkDeaf(_) | NetworkSlow(_) => Target::Network,
         }
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |server: &Server| match server {
-            Broker => "broker",
-            Database => "database",
-        };
         match self {
-            ReplicaKilled => f.pad("replica killed"),
-            ReplicaStopped => f.pad("replica stopped"),
-            ConnectionsClosed => f.pad("broker closes all connections"),
-            SessionsEnded => f.pad("database ends all sessions"),
-            MemoryAlarm => f.pad("broker has a memory alarm"),
-            ServerRestarted(server) => f.pad(&format!("{} restarted", name(server))),
-            ServerKilled(server) => f.pad(&format!("{} killed", name(server))),
-            ServerFrozen(server) => f.pad(&format!("{} frozen", name(server))),
-            NetworkFrozen(server) => f.pad(&format!("network to the {} frozen", name(server))),
-            NetworkCut(server) => f.pad(&format!("network to the {} cut", name(server))),
+            ReplicaKilled => write!(f, "replica killed"),
+            ReplicaStopped => write!(f, "replica stopped"),
+            ConnectionsClosed => write!(f, "broker closes all connections"),
+            SessionsEnded => write!(f, "database ends all sessions"),
+            MemoryAlarm => write!(f, "broker has a memory alarm"),
+            ServerRestarted(server) => write!(f, "{server} restarted"),
+            ServerKilled(server) => write!(f, "{server} killed"),
+            ServerFrozen(server) => write!(f, "{server} frozen"),
+            NetworkCut(server) => write!(f, "network to the {server} cut"),
+            NetworkSilent(server) => write!(f, "network to the {server} silent"),
+            NetworkDeaf(server) => write!(f, "network from the {server} silent"),
+            NetworkSlow(server) => write!(f, "network to the {server} slow"),
         }
     }
 }
@@ -176,6 +184,22 @@ impl Iterator for Rounds {
     }
 }
 
+/// The networks of one replica, a proxy before each server.
+#[derive(Debug)]
+pub struct Networks {
+    pub broker: Proxy,
+    pub database: Proxy,
+}
+
+impl Networks {
+    fn to(&self, server: Server) -> &Proxy {
+        match server {
+            Broker => &self.broker,
+            Database => &self.database,
+        }
+    }
+}
+
 /// What faults are done to.
 #[derive(Debug)]
 pub struct World {
@@ -188,9 +212,9 @@ impl World {
     /// Does it, waits as long as it lasts, and mends it.
     pub async fn suffer(&self, strike: &Strike) -> anyhow::Result<()> {
         let (servers, lasts) = (&self.servers, strike.lasts);
-        let set_networks = |server, state| {
+        let networks = |server, change: fn(&Proxy)| {
             for replica in &strike.replicas {
-                self.networks[*replica].to(server).set(state);
+                change(self.networks[*replica].to(server));
             }
         };
         match strike.fault {
@@ -230,15 +254,26 @@ impl World {
                 sleep(lasts).await;
                 servers.rabbitmqctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
             }
-            NetworkFrozen(server) => {
-                set_networks(server, State::Frozen);
-                sleep(lasts).await;
-                set_networks(server, State::Sound);
-            }
             NetworkCut(server) => {
-                set_networks(server, State::Cut);
+                networks(server, |network| network.turn_away(true));
                 sleep(lasts).await;
-                set_networks(server, State::Sound);
+                networks(server, |network| network.turn_away(false));
+            }
+            NetworkSilent(server) => {
+                networks(server, Proxy::black_hole);
+                sleep(lasts).await;
+                networks(server, Proxy::speak);
+            }
+            // What the replicas say arrives, a commit or an acknowledgement; they do not know.
+            NetworkDeaf(server) => {
+                networks(server, |network| network.silence(Way::ToClient));
+                sleep(lasts).await;
+                networks(server, Proxy::speak);
+            }
+            NetworkSlow(server) => {
+                networks(server, |network| network.delay(Way::ToServer, SLOW));
+                sleep(lasts).await;
+                networks(server, |network| network.delay(Way::ToServer, Duration::ZERO));
             }
         }
         Ok(())

@@ -27,9 +27,9 @@ impl Log {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let mut log = Self::default();
         let mut minute: VecDeque<DateTime<Utc>> = VecDeque::new();
-        for line in text.lines() {
+        for (line, number) in text.lines().zip(1..) {
             if secrets.iter().any(|secret| line.contains(*secret)) {
-                log.wrong.push(format!("a password: {line}"));
+                log.wrong.push(format!("{}:{number} holds a password", path.display()));
             }
             // The last line of a replica that was killed may be half a line.
             let Ok(entry) = serde_json::from_str::<Value>(line) else { continue };

@@ -9,7 +9,9 @@ mod audit;
 mod faults;
 mod load;
 mod logs;
-mod network;
+#[path = "../../tests/it/support/proxy.rs"]
+#[allow(dead_code, clippy::expect_used, reason = "the tests' own, which use all of it")]
+mod proxy;
 mod published;
 mod publisher;
 mod replica;
@@ -30,9 +32,9 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::audit::Finding;
-use crate::faults::{REPLICAS, Rounds, World};
+use crate::faults::{Networks, REPLICAS, Rounds, World};
 use crate::load::{Load, RATE};
-use crate::network::Networks;
+use crate::proxy::Proxy;
 use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::replica::Replica;
@@ -130,7 +132,8 @@ async fn prepare(service: &Path, load: &Load, logs: &Path) -> anyhow::Result<Wor
 
     let mut networks = Vec::new();
     for _ in 0..REPLICAS {
-        networks.push(Networks::before(&broker, &servers.database).await?);
+        let (broker, database) = (Proxy::before(broker.as_str()).await, Proxy::before(servers.database.as_str()).await);
+        networks.push(Networks { broker, database });
     }
     let mut replicas: Vec<_> =
         networks.iter().zip(1..).map(|(its, number)| Replica::new(number, service, its, logs)).collect();

@@ -8,10 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
-use url::Url;
 
-use crate::network::Networks;
-use crate::servers::Server;
+use crate::faults::Networks;
 
 /// Longer than `consume.grace`.
 const LONGEST_STOP: Duration = Duration::from_secs(35);
@@ -22,8 +20,8 @@ pub struct Replica {
     pub log: PathBuf,
     name: String,
     service: PathBuf,
-    broker: Url,
-    database: Url,
+    broker: String,
+    database: String,
     process: Option<Child>,
     /// Ends that were not asked for, and stops that went wrong.
     pub troubles: Vec<String>,
@@ -37,8 +35,8 @@ impl Replica {
             log: logs.join(format!("{name}.log")),
             name,
             service: service.to_owned(),
-            broker: networks.to(Server::Broker).url().clone(),
-            database: networks.to(Server::Database).url().clone(),
+            broker: networks.broker.url().to_owned(),
+            database: networks.database.url().to_owned(),
             process: None,
             troubles: Vec::new(),
         }
@@ -61,8 +59,8 @@ impl Replica {
         let mut command = Command::new(&self.service);
         command
             .arg(name)
-            .env("DATABASE_URL", self.database.as_str())
-            .env("AMQP_URL", self.broker.as_str())
+            .env("DATABASE_URL", &self.database)
+            .env("AMQP_URL", &self.broker)
             .env("STOCK__LOG__FORMAT", "json")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -1,5 +1,6 @@
 //! The two servers, and what can be done to them from outside.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -12,6 +13,15 @@ use url::Url;
 pub enum Server {
     Broker,
     Database,
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Broker => "broker",
+            Self::Database => "database",
+        })
+    }
 }
 
 /// Servers that `scripts/with-servers` has started for us alone.
