@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::path::Path;
 use std::time::Duration;
 
+use anyhow::ensure;
 use sqlx::PgConnection;
 use tokio::time::{Instant, sleep};
 
@@ -12,9 +12,7 @@ use crate::PASSWORD;
 use crate::faults::World;
 use crate::logs::Log;
 use crate::published::Published;
-use crate::publisher::Fate;
-use crate::servers::Server;
-use crate::stock::{self, FAILURE_QUEUE, QUEUE, Queues, WORKING_QUEUES};
+use crate::stock::{self, FAILURE_QUEUE, Queues};
 
 /// The longest that it may take in the end until nothing waits. The broker tries a dead letter again after 3 minutes.
 const LONGEST_DRAIN: Duration = Duration::from_secs(240);
@@ -63,18 +61,10 @@ impl fmt::Display for Finding {
 /// Waits until nothing is left to do; tells how long that took.
 pub async fn drain(world: &World, published: &Published<'_>) -> anyhow::Result<Duration> {
     let begun = Instant::now();
-    let queues = Queues::connect(&world.servers.broker).await?;
     let mut connection = stock::connect(&world.servers.database).await?;
-    let malformed = published.malformed(Fate::Confirmed).len();
     let mut is_drained = async || {
-        for queue in WORKING_QUEUES {
-            if queues.ready(queue).await? > 0 {
-                return Ok(false);
-            }
-        }
-        let failed = queues.ready(FAILURE_QUEUE).await?;
         let applied = stock::applied(&mut connection).await?.into_iter().collect();
-        anyhow::Ok(failed >= malformed && published.missing(&applied).is_empty())
+        anyhow::Ok(published.missing(&applied).is_empty() && queues_with_messages(world).await?.is_empty())
     };
     while begun.elapsed() < LONGEST_DRAIN && !is_drained().await? {
         sleep(Duration::from_millis(500)).await;
@@ -83,7 +73,7 @@ pub async fn drain(world: &World, published: &Published<'_>) -> anyhow::Result<D
 }
 
 /// Stops the replicas, one after another, and compares what was published with what became of it.
-pub async fn audit(world: &World, published: &Published<'_>, logs: &Path) -> anyhow::Result<Vec<Finding>> {
+pub async fn audit(world: &World, published: &Published<'_>) -> anyhow::Result<Vec<Finding>> {
     let servers = &world.servers;
     let queues = Queues::connect(&servers.broker).await?;
     let mut connection = stock::connect(&servers.database).await?;
@@ -97,16 +87,17 @@ pub async fn audit(world: &World, published: &Published<'_>, logs: &Path) -> any
         published.states(&distinct, stock::statuses(&mut connection).await?),
         published.failures(&queues.take_failed().await?),
     ]);
-    let mut left = Vec::new();
-    for queue in WORKING_QUEUES {
-        let messages = queues.ready(queue).await?;
-        if messages > 0 {
-            left.push(format!("{queue} holds {messages}"));
-        }
-    }
-    findings.push(Finding::new("queues", format!("{} empty", WORKING_QUEUES.len() - left.len()), left));
-    findings.extend(what_was_said(world, logs).await?);
+    findings.push(Finding::new("queues", "all empty but for the failure queue", queues_with_messages(world).await?));
+    findings.extend(what_was_said(world).await?);
     Ok(findings)
+}
+
+/// Where messages still have to be worked on, and how many.
+async fn queues_with_messages(world: &World) -> anyhow::Result<Vec<String>> {
+    let queues = world.servers.queues().await?;
+    ensure!(queues.contains_key(FAILURE_QUEUE), "no {FAILURE_QUEUE} among {queues:?}");
+    let left = queues.into_iter().filter(|(queue, messages)| *messages > 0 && queue != FAILURE_QUEUE);
+    Ok(left.map(|(queue, messages)| format!("{messages} in {queue}")).collect())
 }
 
 async fn open_transactions(connection: &mut PgConnection) -> anyhow::Result<Finding> {
@@ -123,13 +114,13 @@ async fn open_transactions(connection: &mut PgConnection) -> anyhow::Result<Find
 /// Each replica lives, consumes, and stops when it is asked to.
 async fn replicas(world: &World, queues: &Queues) -> anyhow::Result<Finding> {
     let mut wrong = Vec::new();
-    let mut consumers = queues.consumers(QUEUE).await?;
+    let mut consumers = queues.consumers().await?;
     let figures = format!("{} alive with {consumers} consumers, stopped in order", world.replicas.len());
     for (replica, number) in world.replicas.iter().zip(1..) {
         let mut replica = replica.lock().await;
         replica.stop().await?;
         wrong.append(&mut replica.troubles);
-        let left = queues.consumers(QUEUE).await?;
+        let left = queues.consumers().await?;
         if left >= consumers {
             wrong.push(format!("replica {number} did not consume"));
         }
@@ -139,7 +130,7 @@ async fn replicas(world: &World, queues: &Queues) -> anyhow::Result<Finding> {
 }
 
 /// Few lines, no panic, no password; and no delivery that was settled twice, or on another channel than its own.
-async fn what_was_said(world: &World, logs: &Path) -> anyhow::Result<[Finding; 2]> {
+async fn what_was_said(world: &World) -> anyhow::Result<[Finding; 2]> {
     let password = world.servers.database.password().unwrap_or_default();
     let (mut busiest, mut retries, mut wrong) = (0, 0, Vec::new());
     for replica in &world.replicas {
@@ -153,8 +144,7 @@ async fn what_was_said(world: &World, logs: &Path) -> anyhow::Result<[Finding; 2
     }
     let replicas = format!("at most {busiest} lines in a minute, but for {retries} retries");
 
-    let broker = world.servers.log(Server::Broker)?;
-    std::fs::write(logs.join("broker.log"), &broker)?;
+    let broker = world.servers.broker_log()?;
     let unknown: Vec<_> =
         broker.lines().filter(|line| line.contains("unknown delivery tag")).map(str::to_owned).collect();
     Ok([

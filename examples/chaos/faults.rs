@@ -22,6 +22,7 @@ const SLOW: Duration = Duration::from_millis(50);
 pub enum Fault {
     ReplicaKilled,
     ReplicaStopped,
+    ReplicaFrozen,
     ConnectionsClosed,
     SessionsEnded,
     ServerRestarted(Server),
@@ -35,8 +36,8 @@ pub enum Fault {
 }
 
 use Fault::{
-    ConnectionsClosed, MemoryAlarm, NetworkCut, NetworkDeaf, NetworkSilent, NetworkSlow, ReplicaKilled, ReplicaStopped,
-    ServerFrozen, ServerKilled, ServerRestarted, SessionsEnded,
+    ConnectionsClosed, MemoryAlarm, NetworkCut, NetworkDeaf, NetworkSilent, NetworkSlow, ReplicaFrozen, ReplicaKilled,
+    ReplicaStopped, ServerFrozen, ServerKilled, ServerRestarted, SessionsEnded,
 };
 use Server::{Broker, Database};
 
@@ -49,10 +50,11 @@ enum Target {
 }
 
 /// Each comes as often as it stands here.
-const DECK: [Fault; 22] = [
+const DECK: [Fault; 23] = [
     ReplicaKilled,
     ReplicaKilled,
     ReplicaStopped,
+    ReplicaFrozen,
     ConnectionsClosed,
     ConnectionsClosed,
     SessionsEnded,
@@ -77,7 +79,7 @@ const DECK: [Fault; 22] = [
 impl Fault {
     fn target(self) -> Target {
         match self {
-            ReplicaKilled | ReplicaStopped => Target::Replica,
+            ReplicaKilled | ReplicaStopped | ReplicaFrozen => Target::Replica,
             ConnectionsClosed | MemoryAlarm => Target::Server(Broker),
             SessionsEnded => Target::Server(Database),
             ServerRestarted(server) | ServerKilled(server) | ServerFrozen(server) => Target::Server(server),
@@ -91,6 +93,7 @@ impl fmt::Display for Fault {
         match self {
             ReplicaKilled => write!(f, "replica killed"),
             ReplicaStopped => write!(f, "replica stopped"),
+            ReplicaFrozen => write!(f, "replica frozen"),
             ConnectionsClosed => write!(f, "broker closes all connections"),
             SessionsEnded => write!(f, "database ends all sessions"),
             MemoryAlarm => write!(f, "broker has a memory alarm"),
@@ -112,7 +115,7 @@ pub struct Strike {
     /// From the beginning of its round.
     pub after: Duration,
     pub lasts: Duration,
-    /// Whom it concerns, if it is about replicas or their networks.
+    /// Whom it concerns, if it is about a replica or networks.
     pub replicas: Vec<usize>,
 }
 
@@ -212,22 +215,30 @@ impl World {
     /// Does it, waits as long as it lasts, and mends it.
     pub async fn suffer(&self, strike: &Strike) -> anyhow::Result<()> {
         let (servers, lasts) = (&self.servers, strike.lasts);
+        let replica = async || self.replicas[strike.replicas[0]].lock().await;
         let networks = |server, change: fn(&Proxy)| {
             for replica in &strike.replicas {
                 change(self.networks[*replica].to(server));
             }
         };
         match strike.fault {
-            ReplicaKilled | ReplicaStopped => {
-                for replica in &strike.replicas {
-                    let mut replica = self.replicas[*replica].lock().await;
-                    match strike.fault {
-                        ReplicaKilled => replica.kill().await?,
-                        _ => replica.stop().await?,
-                    }
-                    sleep(lasts).await;
-                    replica.start()?;
-                }
+            ReplicaKilled => {
+                let mut replica = replica().await;
+                replica.kill().await?;
+                sleep(lasts).await;
+                replica.start()?;
+            }
+            ReplicaStopped => {
+                let mut replica = replica().await;
+                replica.stop().await?;
+                sleep(lasts).await;
+                replica.start()?;
+            }
+            ReplicaFrozen => {
+                let replica = replica().await;
+                replica.freeze().await?;
+                sleep(lasts).await;
+                replica.thaw().await?;
             }
             ConnectionsClosed => {
                 again_for(lasts, async || servers.rabbitmqctl(&["close_all_connections", "chaos"]).await.map(drop))

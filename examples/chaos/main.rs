@@ -39,7 +39,7 @@ use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::replica::Replica;
 use crate::servers::Servers;
-use crate::stock::{QUEUE, Queues};
+use crate::stock::Queues;
 
 /// The longest that it may take after the faults until an event is applied.
 const LONGEST_RECOVERY: Duration = Duration::from_secs(60);
@@ -81,6 +81,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         std::fs::remove_dir_all(&logs)?;
         return Ok(ExitCode::SUCCESS);
     }
+    Servers::from_environment()?.save_logs(&logs)?;
     println!("logs: {}; once more: make chaos CHAOS_SECONDS={seconds} SEED={seed}", logs.display());
     result.map(|_| ExitCode::FAILURE)
 }
@@ -109,7 +110,7 @@ async fn run(service: &Path, seconds: u32, seed: u32, logs: &Path) -> anyhow::Re
             vec![],
         ),
     ];
-    findings.extend(audit::audit(&world, &published, logs).await?);
+    findings.extend(audit::audit(&world, &published).await?);
 
     println!();
     for (fault, times) in &story.faults {
@@ -144,7 +145,7 @@ async fn prepare(service: &Path, load: &Load, logs: &Path) -> anyhow::Result<Wor
     }
     let consume = async {
         // Each begins with one consumer. A queue that is missing closes the channel that it is asked for on.
-        while Queues::connect(&servers.broker).await?.consumers(QUEUE).await.unwrap_or(0) < REPLICAS {
+        while Queues::connect(&servers.broker).await?.consumers().await.unwrap_or(0) < REPLICAS {
             sleep(Duration::from_millis(100)).await;
         }
         anyhow::Ok(())

@@ -81,10 +81,7 @@ impl Replica {
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         self.look();
         let mut process = self.process.take().context("no process")?;
-        if let Some(id) = process.id() {
-            let kill = Command::new("kill").args(["-TERM", &id.to_string()]).status().await?;
-            ensure!(kill.success(), "kill -TERM {id}");
-        }
+        signal(&process, "TERM").await?;
         match timeout(LONGEST_STOP, process.wait()).await {
             Ok(status) if status.as_ref().is_ok_and(std::process::ExitStatus::success) => {}
             Ok(status) => self.troubles.push(format!("{}: SIGTERM was answered with {}", self.name, status?)),
@@ -93,10 +90,28 @@ impl Replica {
         Ok(())
     }
 
+    /// Stops all of it in the middle of whatever it does.
+    pub async fn freeze(&self) -> anyhow::Result<()> {
+        signal(self.process.as_ref().context("no process")?, "STOP").await
+    }
+
+    pub async fn thaw(&self) -> anyhow::Result<()> {
+        signal(self.process.as_ref().context("no process")?, "CONT").await
+    }
+
     /// Notes an end that was not asked for.
     pub fn look(&mut self) {
         if let Some(Ok(Some(status))) = self.process.as_mut().map(Child::try_wait) {
             self.troubles.push(format!("{}: ended by itself with {status}", self.name));
         }
     }
+}
+
+async fn signal(process: &Child, name: &str) -> anyhow::Result<()> {
+    // One that has ended by itself hears no signal, and is noticed by its end.
+    if let Some(id) = process.id() {
+        let kill = Command::new("kill").args([&format!("-{name}"), &id.to_string()]).status().await?;
+        ensure!(kill.success(), "kill -{name} {id}");
+    }
+    Ok(())
 }

@@ -1,7 +1,8 @@
 //! The two servers, and what can be done to them from outside.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, ensure};
@@ -72,13 +73,27 @@ impl Servers {
         Ok(())
     }
 
-    /// All that a server has said.
-    pub fn log(&self, server: Server) -> anyhow::Result<String> {
-        let name = match server {
-            Server::Broker => "rabbitmq.log",
-            Server::Database => "postgres.log",
-        };
-        let bytes = std::fs::read(self.folder.join(name)).context(name)?;
+    /// The messages in each queue, those included that somebody has in hand.
+    pub async fn queues(&self) -> anyhow::Result<BTreeMap<String, usize>> {
+        let table = self.rabbitmqctl(&["--quiet", "list_queues", "--no-table-headers", "name", "messages"]).await?;
+        let queues = table.lines().filter_map(|line| {
+            let (name, messages) = line.split_once('\t')?;
+            Some((name.to_owned(), messages.parse().ok()?))
+        });
+        Ok(queues.collect())
+    }
+
+    /// All that the broker has said.
+    pub fn broker_log(&self) -> anyhow::Result<String> {
+        let bytes = std::fs::read(self.folder.join("rabbitmq.log")).context("rabbitmq.log")?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Copies what the servers have said, before it goes with them.
+    pub fn save_logs(&self, folder: &Path) -> anyhow::Result<()> {
+        for log in ["rabbitmq.log", "postgres.log"] {
+            std::fs::copy(self.folder.join(log), folder.join(log)).context(log)?;
+        }
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use lapin::options::{BasicAckOptions, BasicGetOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
-use lapin::{Channel, Connection, ConnectionProperties, Queue};
+use lapin::{Channel, Connection, ConnectionProperties};
 use sqlx::{Connection as _, PgConnection};
 use tokio::time::{Instant, sleep};
 use url::Url;
@@ -13,11 +13,8 @@ use uuid::Uuid;
 
 use crate::load::Load;
 
-pub const QUEUE: &str = "stock.events";
+const QUEUE: &str = "stock.events";
 pub const FAILURE_QUEUE: &str = "stock.events.failed";
-/// All queues whose messages the service has still to work on.
-pub const WORKING_QUEUES: [&str; 4] =
-    [QUEUE, "stock.events.retry.1000", "stock.events.retry.2000", "stock.events.retry.4000"];
 
 /// Order, product, quantity, whether released.
 pub type Reservation = (Uuid, Uuid, String, bool);
@@ -105,18 +102,11 @@ impl Queues {
         Ok(Self { channel: connection.create_channel().await?, _connection: connection })
     }
 
-    /// A queue's messages that are ready.
-    pub async fn ready(&self, queue: &str) -> anyhow::Result<usize> {
-        Ok(usize::try_from(self.look(queue).await?.message_count())?)
-    }
-
-    pub async fn consumers(&self, queue: &str) -> anyhow::Result<usize> {
-        Ok(usize::try_from(self.look(queue).await?.consumer_count())?)
-    }
-
-    async fn look(&self, queue: &str) -> lapin::Result<Queue> {
+    /// How many consume the service's queue.
+    pub async fn consumers(&self) -> anyhow::Result<usize> {
         let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        self.channel.queue_declare(queue.into(), passive, FieldTable::default()).await
+        let queue = self.channel.queue_declare(QUEUE.into(), passive, FieldTable::default()).await?;
+        Ok(usize::try_from(queue.consumer_count())?)
     }
 
     /// Takes all messages out of the failure queue: their bodies, and their headers in words.
