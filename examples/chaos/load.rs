@@ -45,10 +45,8 @@ impl Line {
 /// A message of the load.
 #[derive(Debug)]
 pub enum Message {
-    /// An event for the first time, by its number.
+    /// An event by its number, for the first time or once more.
     Event(usize),
-    /// An event that was sent before.
-    Copy(usize),
     /// A body that no service could obey.
     Malformed(Vec<u8>),
 }
@@ -78,7 +76,7 @@ impl Load {
                     // A relay's second try comes soon, a replay any time later.
                     let all = load.events.len();
                     let earliest = if rng.bool() { all.saturating_sub(50) } else { 0 };
-                    Message::Copy(rng.usize(earliest..all))
+                    Message::Event(rng.usize(earliest..all))
                 }
                 6..50 if !orders.is_empty() => {
                     let order = rng.usize(..orders.len());
@@ -112,7 +110,7 @@ impl Load {
     /// A message's event, unless it is malformed.
     pub fn event(&self, message: usize) -> Option<&Event> {
         match &self.messages[message] {
-            Message::Event(event) | Message::Copy(event) => Some(&self.events[*event]),
+            Message::Event(event) => Some(&self.events[*event]),
             Message::Malformed(_) => None,
         }
     }
@@ -120,7 +118,7 @@ impl Load {
     /// A message's routing key and body.
     pub fn wire(&self, message: usize) -> (&'static str, Vec<u8>) {
         match &self.messages[message] {
-            Message::Event(event) | Message::Copy(event) => {
+            Message::Event(event) => {
                 let event = &self.events[*event];
                 (event.name(), event.body().to_string().into_bytes())
             }

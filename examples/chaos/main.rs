@@ -139,7 +139,6 @@ async fn prepare(service: &Path, load: &Load, logs: &Path) -> anyhow::Result<Wor
     let mut replicas: Vec<_> =
         networks.iter().zip(1..).map(|(its, number)| Replica::new(number, service, its, logs)).collect();
     replicas[0].migrate().await?;
-    stock::refuse(&mut stock::connect(&servers.database).await?, load).await?;
     for replica in &mut replicas {
         replica.start()?;
     }
@@ -151,6 +150,7 @@ async fn prepare(service: &Path, load: &Load, logs: &Path) -> anyhow::Result<Wor
         anyhow::Ok(())
     };
     timeout(LONGEST_RECOVERY, consume).await.context("the replicas do not consume")??;
+    stock::refuse(&mut stock::connect(&servers.database).await?, load).await?;
     Ok(World { servers, networks, replicas: replicas.into_iter().map(Mutex::new).collect() })
 }
 
