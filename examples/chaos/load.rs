@@ -62,8 +62,8 @@ const PLACED: &str = "order.order.placed.v1";
 const CHANGED: &str = "order.order.status_changed.v1";
 
 impl Load {
-    /// So many messages, always the same ones for one seed: first half of the events orders, half changes of their
-    /// status; 5 % copies, 1 % malformed, 2 % refused for a while.
+    /// So many messages, always the same ones for one seed: orders and changes of their status, about as many of each;
+    /// 5 % copies, 1 % malformed, 2 % refused for a while.
     pub fn new(mut rng: Rng, messages: usize) -> Self {
         let mut load = Self::default();
         // Orders and the versions of their status.
