@@ -8,11 +8,11 @@ use anyhow::ensure;
 use sqlx::PgConnection;
 use tokio::time::{Instant, sleep};
 
-use crate::PASSWORD;
 use crate::faults::World;
 use crate::logs::Log;
 use crate::published::Published;
 use crate::stock::{self, FAILURE_QUEUE, Queues};
+use crate::{LONGEST_RECOVERY, PASSWORD};
 
 /// The longest that it may take in the end until nothing waits. The broker tries a dead letter again after 3 minutes.
 const LONGEST_DRAIN: Duration = Duration::from_secs(240);
@@ -113,9 +113,13 @@ async fn open_transactions(connection: &mut PgConnection) -> anyhow::Result<Find
 
 /// Each replica lives, consumes, and stops when it is asked to.
 async fn replicas(world: &World, queues: &Queues) -> anyhow::Result<Finding> {
-    let mut wrong = Vec::new();
+    let mut wrong = world.watch.dead();
+    let ready = world.watch.all_ready(LONGEST_RECOVERY).await;
+    if ready.is_none() {
+        wrong.push(format!("not all are ready after {LONGEST_RECOVERY:?}"));
+    }
     let mut consumers = queues.consumers().await?;
-    let figures = format!("{} alive with {consumers} consumers, stopped in order", world.replicas.len());
+    let figures = format!("{} ready, with {consumers} consumers, and stopped in order", world.replicas.len());
     for (replica, number) in world.replicas.iter().zip(1..) {
         let mut replica = replica.lock().await;
         replica.stop().await?;

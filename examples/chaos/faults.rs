@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep};
 use crate::proxy::{Proxy, Way};
 use crate::replica::Replica;
 use crate::servers::{Server, Servers};
+use crate::watch::Watch;
 
 /// How many replicas there are.
 pub const REPLICAS: usize = 3;
@@ -77,6 +78,11 @@ const DECK: [Fault; 23] = [
 ];
 
 impl Fault {
+    /// Whether no replica can work meanwhile, and each must notice at once.
+    pub fn is_felt_by_all(self) -> bool {
+        matches!(self, ServerRestarted(_) | ServerKilled(_))
+    }
+
     fn target(self) -> Target {
         match self {
             ReplicaKilled | ReplicaStopped | ReplicaFrozen => Target::Replica,
@@ -209,6 +215,7 @@ pub struct World {
     pub servers: Servers,
     pub networks: Vec<Networks>,
     pub replicas: Vec<Mutex<Replica>>,
+    pub watch: Watch,
 }
 
 impl World {

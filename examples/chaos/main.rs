@@ -17,8 +17,9 @@ mod publisher;
 mod replica;
 mod servers;
 mod stock;
+mod story;
+mod watch;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,9 +28,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::Parser;
 use fastrand::Rng;
-use futures_util::future::try_join_all;
 use tokio::sync::Mutex;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::sleep;
 
 use crate::audit::Finding;
 use crate::faults::{Networks, REPLICAS, Rounds, World};
@@ -39,7 +39,8 @@ use crate::published::Published;
 use crate::publisher::Publisher;
 use crate::replica::Replica;
 use crate::servers::Servers;
-use crate::stock::Queues;
+use crate::story::Story;
+use crate::watch::Watch;
 
 /// The longest that it may take after the faults until an event is applied.
 const LONGEST_RECOVERY: Duration = Duration::from_secs(60);
@@ -96,26 +97,21 @@ async fn run(service: &Path, seconds: u32, seed: u32, logs: &Path) -> anyhow::Re
 
     let publisher = Publisher::start(&load, &world.servers.broker);
     sleep(PEACE).await;
-    let mut story = make_faults(&world, Rounds::new(rng.fork()), Duration::from_secs(seconds.into())).await?;
+    let story = Story::happen(&world, Rounds::new(rng.fork()), Duration::from_secs(seconds.into())).await?;
     let fates = publisher.finish().await;
     let published = Published::new(&load, &fates);
-
-    let during = stock::applied(&mut stock::connect(&world.servers.database).await?).await?.len();
-    let drained = audit::drain(&world, &published).await?;
-    let mut findings = vec![
-        Finding::new("recovery", story.recovery(), story.unrecovered),
-        Finding::new(
-            "work",
-            format!("{during} events applied during the faults, the last one {drained:.1?} later"),
-            vec![],
-        ),
-    ];
-    findings.extend(audit::audit(&world, &published).await?);
 
     println!();
     for (fault, times) in &story.faults {
         println!("{times:>5} x {fault}");
     }
+    let during = stock::applied(&mut stock::connect(&world.servers.database).await?).await?.len();
+    let drained = audit::drain(&world, &published).await?;
+    let work = format!("{during} events applied during the faults, the last one {drained:.1?} later");
+    let mut findings = vec![Finding::new("work", work, vec![])];
+    findings.extend(story.findings());
+    findings.extend(audit::audit(&world, &published).await?);
+
     println!();
     for finding in &findings {
         println!("{finding}");
@@ -142,66 +138,8 @@ async fn prepare(service: &Path, load: &Load, logs: &Path) -> anyhow::Result<Wor
     for replica in &mut replicas {
         replica.start()?;
     }
-    let consume = async {
-        // Each begins with one consumer. A queue that is missing closes the channel that it is asked for on.
-        while Queues::connect(&servers.broker).await?.consumers().await.unwrap_or(0) < REPLICAS {
-            sleep(Duration::from_millis(100)).await;
-        }
-        anyhow::Ok(())
-    };
-    timeout(LONGEST_RECOVERY, consume).await.context("the replicas do not consume")??;
+    let watch = Watch::start(replicas.iter().map(|replica| replica.log.clone()));
+    watch.all_ready(LONGEST_RECOVERY).await.context("the replicas do not become ready")?;
     stock::refuse(&mut stock::connect(&servers.database).await?, load).await?;
-    Ok(World { servers, networks, replicas: replicas.into_iter().map(Mutex::new).collect() })
-}
-
-/// What happened.
-#[derive(Debug, Default)]
-struct Story {
-    faults: BTreeMap<String, usize>,
-    recoveries: Vec<Duration>,
-    unrecovered: Vec<String>,
-}
-
-impl Story {
-    fn recovery(&mut self) -> String {
-        self.recoveries.sort_unstable();
-        let seconds = |recovery: Option<&Duration>| recovery.map_or(f64::NAN, Duration::as_secs_f64);
-        let (median, longest) = (self.recoveries.get(self.recoveries.len() / 2), self.recoveries.last());
-        format!(
-            "after {} rounds of faults: median {:.1} s, longest {:.1} s",
-            self.recoveries.len(),
-            seconds(median),
-            seconds(longest)
-        )
-    }
-}
-
-/// Makes one round of faults after the other, until the time is up and all is mended.
-async fn make_faults(world: &World, rounds: Rounds, time: Duration) -> anyhow::Result<Story> {
-    let mut story = Story::default();
-    let begun = Instant::now();
-    for round in rounds.take_while(|_| begun.elapsed() < time) {
-        let strikes = round.strikes.iter().map(async |strike| {
-            sleep(strike.after).await;
-            println!("{:>7.1} s  {strike}", begun.elapsed().as_secs_f64());
-            world.suffer(strike).await.with_context(|| strike.to_string())
-        });
-        try_join_all(strikes).await?;
-        let recovery = stock::applied_after(&world.servers.database, LONGEST_RECOVERY).await;
-        let names: Vec<_> = round.strikes.iter().map(|strike| strike.fault.to_string()).collect();
-        let next = match recovery {
-            Some(recovery) => format!("applied after {:.1} s", recovery.as_secs_f64()),
-            None => "not applied".to_owned(),
-        };
-        println!("{:>7.1} s  mended; the next event was {next}", begun.elapsed().as_secs_f64());
-        match recovery {
-            Some(recovery) => story.recoveries.push(recovery),
-            None => story.unrecovered.push(format!("no event within {LONGEST_RECOVERY:?} after: {}", names.join(", "))),
-        }
-        for name in names {
-            *story.faults.entry(name).or_default() += 1;
-        }
-        sleep(round.rest).await;
-    }
-    Ok(story)
+    Ok(World { servers, networks, replicas: replicas.into_iter().map(Mutex::new).collect(), watch })
 }

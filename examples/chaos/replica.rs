@@ -62,6 +62,7 @@ impl Replica {
             .env("DATABASE_URL", &self.database)
             .env("AMQP_URL", &self.broker)
             .env("STOCK__LOG__FORMAT", "json")
+            .env("STOCK__HTTP__LISTEN", "127.0.0.1:0")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
