@@ -25,9 +25,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::Parser;
 use fastrand::Rng;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
 
@@ -73,18 +74,28 @@ async fn main() -> anyhow::Result<ExitCode> {
     println!("chaos for {seconds} s, seed {seed}");
     let logs = std::env::temp_dir().join(format!("stock-chaos-{seed}-{}", std::process::id()));
     std::fs::create_dir(&logs)?;
-    let result = tokio::select! {
-        result = run(&service, seconds, seed, &logs) => result,
+    let mut terminate = signal(SignalKind::terminate())?;
+    let ended = tokio::select! {
+        all_right = run(&service, seconds, seed, &logs) => Ok(all_right),
         // The replicas die with the future that holds them.
-        _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
+        _ = tokio::signal::ctrl_c() => Err(130),
+        _ = terminate.recv() => Err(143),
     };
-    if matches!(result, Ok(true)) {
-        std::fs::remove_dir_all(&logs)?;
-        return Ok(ExitCode::SUCCESS);
+    match ended {
+        Ok(Ok(true)) => {
+            std::fs::remove_dir_all(&logs)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(failed) => {
+            Servers::from_environment()?.save_logs(&logs)?;
+            println!("logs: {}; once more: make chaos CHAOS_SECONDS={seconds} SEED={seed}", logs.display());
+            failed.map(|_| ExitCode::FAILURE)
+        }
+        Err(interrupted) => {
+            std::fs::remove_dir_all(&logs)?;
+            Ok(ExitCode::from(interrupted))
+        }
     }
-    Servers::from_environment()?.save_logs(&logs)?;
-    println!("logs: {}; once more: make chaos CHAOS_SECONDS={seconds} SEED={seed}", logs.display());
-    result.map(|_| ExitCode::FAILURE)
 }
 
 /// Tells whether all was right.
