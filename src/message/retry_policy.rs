@@ -57,6 +57,11 @@ impl RetryPolicy {
         delays
     }
 
+    /// The delays of all retries together: how long a message that fails each time is on its way.
+    pub fn all_delays(&self) -> Duration {
+        (1..=self.max_retries).map(|retry| self.delay_of(retry)).sum()
+    }
+
     fn delay_of(&self, retry: u32) -> Duration {
         let factor = self.multiplier.saturating_pow(retry.saturating_sub(1));
         self.delay.saturating_mul(factor).min(self.max_delay)
@@ -88,6 +93,7 @@ mod tests {
         let seconds: Vec<_> = (1..=5).map(|retry| policy(5).delay_of(retry).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 5, 5]);
         assert_eq!(policy(5).delays().len(), 4, "equal delays share a queue");
+        assert_eq!(policy(5).all_delays().as_secs(), 17, "but each is waited for");
         assert_eq!(policy(u32::from(u8::MAX)).delay_of(200), Duration::from_secs(5), "no overflow");
     }
 

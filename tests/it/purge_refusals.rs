@@ -144,10 +144,11 @@ async fn a_message_that_waits_for_its_retry_counts_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_delays_are_added_to_the_age() {
     let mut bed = TestBed::new().await;
-    bed.set("retry.delay", "40d");
-    bed.set("retry.max_delay", "40d");
-    bed.set("retry.max_retries", "1");
-    bed.broker.also_delays(3_456_000_000);
+    // Two delays of 20 days, which share a queue.
+    bed.set("retry.delay", "20d");
+    bed.set("retry.max_delay", "20d");
+    bed.set("retry.max_retries", "2");
+    bed.broker.also_delays(1_728_000_000);
     remember(&bed, 5, "60 days").await;
     let failed_at = (Utc::now() - TimeDelta::days(5)).to_rfc3339();
     bed.broker
