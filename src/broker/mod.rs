@@ -2,6 +2,7 @@
 
 mod connection;
 mod consumer;
+pub mod examine;
 mod headers;
 mod publisher;
 mod queues;

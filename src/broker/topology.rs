@@ -55,6 +55,11 @@ impl Topology {
         &self.queue
     }
 
+    /// The exchange of all events.
+    pub fn exchange(&self) -> &str {
+        &self.exchange
+    }
+
     /// The queue where copies wait for `delay`. The delay is in the name, so that a changed configuration can start
     /// beside the queues of the old one.
     pub fn retry_queue(&self, delay: Duration) -> String {
@@ -85,12 +90,9 @@ impl Topology {
         answer(channel.exchange_declare(exchange.into(), ExchangeKind::Topic, durable, FieldTable::default()))
             .await
             .map_err(|error| refused(&error, &format!("exchange {exchange}"), "amqp.exchange"))?;
-        // The targets of dead letters first: no message may find its way out missing.
-        self.queue_declare(&channel, &self.failure_queue(), self.failure_arguments()).await?;
-        for delay in &self.delays {
-            self.queue_declare(&channel, &self.retry_queue(*delay), self.retry_arguments(*delay)).await?;
+        for (name, arguments) in self.queues() {
+            self.queue_declare(&channel, &name, arguments).await?;
         }
-        self.queue_declare(&channel, &self.queue, self.main_arguments()).await?;
         for event in Event::NAMES {
             let bind = channel.queue_bind(
                 self.queue.as_str().into(),
@@ -112,8 +114,7 @@ impl Topology {
         answer(channel.exchange_declare(exchange.into(), ExchangeKind::Topic, passive, FieldTable::default()))
             .await
             .with_context(|| format!("exchange {exchange} must exist, for amqp.declare is false"))?;
-        let retry = self.retry_queues();
-        for name in retry.iter().chain([&self.failure_queue(), &self.queue]) {
+        for (name, _) in self.queues() {
             let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
             answer(channel.queue_declare(name.as_str().into(), passive, FieldTable::default()))
                 .await
@@ -121,6 +122,14 @@ impl Topology {
         }
         answer(channel.close(200, "checked".into())).await?;
         Ok(())
+    }
+
+    /// All queues with their arguments, the targets of dead letters first: no message may find its way out missing.
+    pub(super) fn queues(&self) -> Vec<(String, FieldTable)> {
+        let mut queues = vec![(self.failure_queue(), self.failure_arguments())];
+        queues.extend(self.delays.iter().map(|delay| (self.retry_queue(*delay), self.retry_arguments(*delay))));
+        queues.push((self.queue.clone(), self.main_arguments()));
+        queues
     }
 
     async fn queue_declare(&self, channel: &Channel, name: &str, arguments: FieldTable) -> anyhow::Result<()> {

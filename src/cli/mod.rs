@@ -1,6 +1,7 @@
 //! The commands: one file each, and what they share.
 
 mod consume;
+mod doctor;
 mod health;
 mod purge;
 
@@ -52,6 +53,7 @@ enum Command {
     /// Print the settings in effect as TOML, secrets masked
     #[command(after_help = "Example:\n  STOCK__CONSUME__WORKERS=4 stock-service config")]
     Config,
+    Doctor(doctor::Args),
 }
 
 impl Cli {
@@ -78,6 +80,7 @@ impl Cli {
                 Command::Health(args) => health::run(args, &settings).await,
                 Command::Migrate => migrate(&settings).await,
                 Command::Config => say(settings.to_toml().trim_end()),
+                Command::Doctor(args) => doctor::run(args, &settings).await,
             }
         });
         // Whatever still runs, a lookup of a name for instance, is not waited for.

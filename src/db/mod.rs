@@ -2,6 +2,7 @@
 //! whose fault an error is.
 
 mod blame;
+pub mod examine;
 
 use std::str::FromStr;
 use std::time::Duration;

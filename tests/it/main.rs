@@ -16,6 +16,7 @@ mod contract;
 mod copies;
 mod crash_recovery;
 mod docs;
+mod doctor;
 mod double_delivery;
 mod failure_queue;
 mod handler_failure;

@@ -62,7 +62,8 @@ impl TestBed {
         Self::bare_on(&server("DATABASE_URL"), &server("AMQP_URL")).await
     }
 
-    async fn furnish(self) -> Self {
+    /// Migrates, and declares exchange and queues.
+    pub async fn furnish(self) -> Self {
         self.database().migrate().await.expect("a new schema");
         self.declare().await;
         self
