@@ -15,6 +15,7 @@ mod commit;
 mod contract;
 mod copies;
 mod crash_recovery;
+mod database_faults;
 mod docs;
 mod doctor;
 mod double_delivery;

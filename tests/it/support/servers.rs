@@ -80,7 +80,16 @@ impl Servers {
 
     /// What RabbitMQ has written to its log.
     pub fn rabbitmq_log(&self) -> String {
-        std::fs::read_to_string(format!("{}/rabbitmq.log", self.folder)).expect("a log")
+        self.log("rabbitmq")
+    }
+
+    /// What PostgreSQL has written to its log.
+    pub fn postgres_log(&self) -> String {
+        self.log("postgres")
+    }
+
+    fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(format!("{}/{name}.log", self.folder)).expect("a log")
     }
 
     async fn run(&self, program: &str, arguments: &[&str]) -> String {
