@@ -217,3 +217,22 @@ async fn a_message_that_another_consumer_gave_back_is_applied_at_once() {
     assert_eq!(bed.reservations_of(&order).await, 1);
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_replay_of_a_whole_period_handlers_see_only_what_is_new() {
+    let mut bed = TestBed::new().await;
+    bed.set_ladder(0, 50);
+    let (old, new) = (Order::many(2_000), Order::many(200));
+    bed.broker.publish_all(Order::EVENT, old.iter().map(Order::body)).await;
+    bed.drain().await;
+    let replay = old.chunks(10).zip(&new).flat_map(|(some, one)| some.iter().chain([one]));
+    bed.on_reservation("perform nextval('hits');").await;
+    bed.broker.publish_all(Order::EVENT, replay.map(Order::body)).await;
+    let service = bed.start().await;
+    eventually("all that is new is applied", async || bed.reservations().await == 2_200).await;
+    service.stop().await;
+    assert_eq!(bed.count("select last_value from hits").await, 200, "no handler saw a copy");
+    bed.drain().await;
+    assert_eq!((bed.processed().await, bed.reservations().await), (2_200, 2_200));
+    bed.finish().await;
+}

@@ -216,3 +216,30 @@ async fn a_purge_by_hand_waits_for_the_one_that_is_at_work() {
     assert_eq!((end.code(), bed.processed().await), (Some(0), 0), "{}{}", end.stdout, end.stderr);
     bed.remove().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_purges_never_delete_at_the_same_time() {
+    let bed = TestBed::new().await;
+    remember(&bed, 20_000, "60 days").await;
+    // From before to after each deletion, which takes its time, a lock of the test's own is held.
+    bed.execute(
+        "create function enter() returns trigger language plpgsql as $$
+         begin
+             if not pg_try_advisory_lock(1) then raise 'another purge is deleting'; end if;
+             perform pg_sleep(0.1);
+             return null;
+         end $$;
+         create function leave() returns trigger language plpgsql as $$
+         begin perform pg_advisory_unlock(1); return null; end $$;
+         create trigger enter before delete on processed_event for each statement execute function enter();
+         create trigger leave after delete on processed_event for each statement execute function leave()",
+    )
+    .await;
+    let purges = [(); 3].map(|()| bed.spawn(&["purge", "--horizon", "30d"]));
+    for purge in purges {
+        let end = purge.end().await;
+        assert_eq!(end.code(), Some(0), "{}", end.stderr);
+    }
+    assert_eq!(bed.processed().await, 0);
+    bed.remove().await;
+}
