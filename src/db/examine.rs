@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::migrate::Migrator;
-use sqlx::{Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::{DatabaseUrl, explain};
 
@@ -131,7 +131,7 @@ async fn connect(url: &DatabaseUrl) -> sqlx::Result<PgConnection> {
 }
 
 async fn look(url: &DatabaseUrl, conn: &mut PgConnection) -> sqlx::Result<Facts> {
-    begin(conn).await?;
+    begin(url, conn).await?;
     let process = backend(conn).await?;
     let facts = Facts {
         server: server(conn).await?,
@@ -145,7 +145,7 @@ async fn look(url: &DatabaseUrl, conn: &mut PgConnection) -> sqlx::Result<Facts>
     // Two sessions, and a transaction in one after the other. Where there is no room for a second one, nothing is known.
     let is_pooled = match connect(url).await {
         Ok(mut second) => {
-            begin(&mut second).await?;
+            begin(url, &mut second).await?;
             let second_process = backend(&mut second).await?;
             end(&mut second).await?;
             second.close().await.ok();
@@ -157,8 +157,9 @@ async fn look(url: &DatabaseUrl, conn: &mut PgConnection) -> sqlx::Result<Facts>
 }
 
 /// Whatever is done by mistake here, the server refuses it.
-async fn begin(conn: &mut PgConnection) -> sqlx::Result<()> {
-    sqlx::raw_sql("begin isolation level read committed read only").execute(conn).await?;
+async fn begin(url: &DatabaseUrl, conn: &mut PgConnection) -> sqlx::Result<()> {
+    let begin = format!("begin isolation level read committed read only; {}", url.forget_statements());
+    sqlx::raw_sql(AssertSqlSafe(begin)).execute(conn).await?;
     Ok(())
 }
 

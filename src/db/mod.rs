@@ -30,6 +30,7 @@ const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Database {
     pool: PgPool,
     begin: std::sync::Arc<str>,
+    forget: &'static str,
     statement_timeout: Duration,
 }
 
@@ -47,15 +48,16 @@ impl Database {
         // Everything that a transaction relies on is set by the transaction itself: a pooling proxy may give it any
         // session, and the server's defaults are somebody else's.
         let milliseconds = settings.timeout.as_millis();
+        let forget = settings.url.forget_statements();
         let begin = format!(
-            "begin isolation level read committed; \
+            "begin isolation level read committed; {forget}\
              set local synchronous_commit = on; \
              set local statement_timeout = {milliseconds}; \
              set local lock_timeout = {milliseconds}; \
              set local idle_in_transaction_session_timeout = {milliseconds}; \
              savepoint seal"
         );
-        Self { pool, begin: begin.into(), statement_timeout: settings.timeout }
+        Self { pool, begin: begin.into(), forget, statement_timeout: settings.timeout }
     }
 
     /// Begins a transaction: READ COMMITTED, durable, with bounded waits.
@@ -130,7 +132,8 @@ impl Database {
         }
         // One of sqlx's own: its migrator makes savepoints of what would end ours.
         let mut transaction = self.pool.begin_with("begin isolation level read committed").await?;
-        sqlx::raw_sql("set local lock_timeout = '1min'").execute(&mut *transaction).await?;
+        let limit = AssertSqlSafe(format!("{}set local lock_timeout = '1min'", self.forget));
+        sqlx::raw_sql(limit).execute(&mut *transaction).await?;
         sqlx::query("select pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *transaction).await?;
         let applied = self::pending(&mut transaction, &migrator).await?;
         migrator.run(&mut *transaction).await?;
@@ -235,6 +238,15 @@ impl DatabaseUrl {
     /// What to connect with.
     pub fn options(&self) -> &PgConnectOptions {
         &self.options
+    }
+
+    /// What a transaction begins with so that no name of a statement is taken; nothing, as long as sqlx keeps count.
+    ///
+    /// Without a cache sqlx names each statement all the same, and leaves it behind in the session. A pooling proxy gives
+    /// that to somebody else, who counts from one, too.
+    fn forget_statements(&self) -> &'static str {
+        let is_off = |(key, value): (_, _)| key == "statement-cache-capacity" && value == "0";
+        if self.url.query_pairs().any(is_off) { "deallocate all; " } else { "" }
     }
 
     /// Host and port, for errors and logs.

@@ -1,6 +1,7 @@
 //! What others set for the database, and do in it, does not change what the service does.
 
 use sqlx::AssertSqlSafe;
+use stock_service::db::Database;
 
 use crate::support::{Order, TestBed, eventually};
 
@@ -87,5 +88,28 @@ async fn the_victim_of_a_deadlock_with_another_application_is_run_again() {
     assert_eq!(bed.deadlocks().await, 1);
     assert_eq!(bed.reservations_of(&order).await, 2);
     assert_eq!(bed.broker.depth(&bed.broker.failure_queue()).await, 0);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_statement_cache_no_name_of_a_statement_is_taken_already() {
+    let mut bed = TestBed::new().await;
+    bed.set_ladder(0, 50);
+    let url = format!("{}?statement-cache-capacity=0", bed.variable("DATABASE_URL"));
+    bed.set("database.url", &url);
+    // Behind a pooling proxy a session comes with what its last user has left in it.
+    let database = Database::new(&bed.settings().database, 1);
+    let mut transaction = database.begin().await.expect("a transaction");
+    for n in 1..100 {
+        let prepare = AssertSqlSafe(format!("prepare sqlx_s_{n} as select"));
+        sqlx::raw_sql(prepare).execute(transaction.connection()).await.expect("a statement");
+    }
+    transaction.commit().await.expect("a commit");
+    let mut transaction = database.begin().await.expect("a transaction");
+    let statements = sqlx::query_scalar("select count(*) from pg_prepared_statements");
+    let statements: i64 = statements.fetch_one(transaction.connection()).await.expect("a name that is free");
+    assert_eq!(statements, 1, "its own");
+    transaction.commit().await.expect("a commit");
+    database.close().await;
     bed.finish().await;
 }

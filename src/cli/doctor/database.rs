@@ -32,6 +32,10 @@ fn way_in(sqlstate: Option<&str>) -> &'static str {
         }
         Some("3D000") => "create the database, or correct its name in DATABASE_URL (database.url)",
         Some("42501") => "grant connect on the database, and usage on the schema, to the user",
+        Some("26000" | "42P05") => {
+            "a transaction-pooling proxy is in between: add ?statement-cache-capacity=0 to DATABASE_URL (database.url), or \
+             use pgbouncer 1.21 or newer with max_prepared_statements"
+        }
         Some("53300") => {
             "too many sessions: raise max_connections or the limits of database and role, or lower \
              database.max_connections"
@@ -55,8 +59,8 @@ fn judge(facts: &Facts, settings: &Settings, findings: &mut Findings) {
     if facts.is_pooled {
         findings.ok(
             "database.proxy",
-            "a transaction-pooling proxy is in between; before pgbouncer 1.21 DATABASE_URL needs \
-             ?statement-cache-capacity=0",
+            "a transaction-pooling proxy is in between; before pgbouncer 1.21, and without its max_prepared_statements, \
+             DATABASE_URL needs ?statement-cache-capacity=0",
         );
     }
     judge_clock(facts.clock_ahead, findings);
