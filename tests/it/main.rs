@@ -24,6 +24,7 @@ mod handler_failure;
 mod http;
 mod malformed;
 mod neighbours;
+mod network_faults;
 mod order_at_once;
 mod order_status;
 mod other_applications;

@@ -53,6 +53,7 @@ struct Faults {
     loses_confirms: bool,
     loses_deliveries: bool,
     falls_silent_at_a_publish: bool,
+    cuts_at: Option<&'static str>,
 }
 
 /// One for each direction.
@@ -174,6 +175,16 @@ impl Proxy {
         self.faults.send_modify(|faults| faults.falls_silent_at_a_publish = true);
     }
 
+    /// Cuts all connections whenever a body with this text is on its way to the service.
+    pub fn cut_at(&self, text: &'static str) {
+        self.faults.send_modify(|faults| faults.cuts_at = Some(text));
+    }
+
+    /// How often connections were cut.
+    pub fn cuts(&self) -> u32 {
+        self.faults.borrow().cuts
+    }
+
     /// Whether nothing is forwarded to the server.
     pub fn is_silent(&self) -> bool {
         self.faults.borrow().silent.to_server
@@ -259,11 +270,16 @@ impl Pump {
 
     fn is_lost(&self, frame: &[u8], losing: &mut HashSet<[u8; 2]>) -> bool {
         let channel = [frame[1], frame[2]];
+        let faults = self.faults.borrow().clone();
         if frame[0] != 1 {
-            return losing.contains(&channel);
+            let has = |text: &str| frame.windows(text.len()).any(|part| part == text.as_bytes());
+            let cuts = self.way == ToClient && faults.cuts_at.is_some_and(has);
+            if cuts {
+                self.faults.send_modify(|faults| faults.cuts += 1);
+            }
+            return cuts || losing.contains(&channel);
         }
         losing.remove(&channel);
-        let faults = self.faults.borrow().clone();
         match (self.way, &frame[7..11]) {
             (ToServer, method) if method == ACK => faults.loses_acknowledgements,
             (ToServer, method) if method == PUBLISH => {
