@@ -81,7 +81,7 @@ async fn a_worker_that_is_killed_again_and_again_loses_and_doubles_nothing() {
 async fn a_worker_that_is_killed_in_its_transaction_leaves_the_event_to_the_next_one() {
     let bed = TestBed::new().await;
     let order = Order::new(2);
-    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    let lock = bed.hold_reservations().await;
     let worker = bed.spawn(&["consume"]);
     bed.broker.publish(Order::EVENT, order.body()).await;
     bed.blocked(1).await;
@@ -97,7 +97,7 @@ async fn a_worker_that_is_killed_in_its_transaction_leaves_the_event_to_the_next
 async fn the_work_of_a_killed_replica_is_taken_over_by_another() {
     let bed = TestBed::new().await;
     let order = Order::new(1);
-    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    let lock = bed.hold_reservations().await;
     let first = bed.spawn(&["consume"]);
     bed.broker.publish(Order::EVENT, order.body()).await;
     bed.blocked(1).await;

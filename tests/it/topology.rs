@@ -148,7 +148,7 @@ async fn stops_and_starts_over_unstarted_messages_move_none_to_the_failure_queue
     bed.set("consume.batch_size", "10");
     let orders = Order::many(100);
     bed.broker.publish_all(Order::EVENT, orders.iter().map(Order::body)).await;
-    let lock = bed.side_session("lock table processed_event in access exclusive mode").await;
+    let lock = bed.hold_reservations().await;
     bed.set("database.timeout", "10min");
     for stops in 1..=25 {
         let service = bed.spawn(&["consume"]);

@@ -7,7 +7,7 @@ async fn the_first_message_comes_alone_so_that_poison_does_not_drag_its_neighbou
     let bed = TestBed::new().await;
     bed.broker.publish_all(Order::EVENT, Order::many(200).iter().map(Order::body)).await;
     for _ in 0..2 {
-        let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+        let lock = bed.hold_reservations().await;
         let worker = bed.spawn(&["consume"]);
         bed.blocked(1).await;
         assert_eq!(bed.broker.depth(&bed.broker.queue()).await, 199);

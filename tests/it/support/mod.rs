@@ -225,6 +225,18 @@ impl TestBed {
         session
     }
 
+    /// Has each new reservation wait for as long as this lives. Unlike a locked table it lets pass a statement that
+    /// inserts none, which is how the service sees whether it could work.
+    pub async fn hold_reservations(&self) -> PgConnection {
+        self.execute(
+            "create or replace function hold() returns trigger language plpgsql as
+             $hold$ begin perform pg_advisory_xact_lock_shared(1); return new; end $hold$;
+             create or replace trigger hold before insert on reservation for each row execute function hold()",
+        )
+        .await;
+        self.side_session("select pg_advisory_xact_lock(1)").await
+    }
+
     /// The name of the test's database, and what the names of its queues begin with.
     pub fn database_name(&self) -> String {
         self.broker.name().to_owned()
