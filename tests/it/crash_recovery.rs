@@ -109,3 +109,24 @@ async fn the_work_of_a_killed_replica_is_taken_over_by_another() {
     assert_eq!((bed.broker.in_work().await, bed.reservations_of(&order).await), (0, 1));
     bed.finish().await;
 }
+
+/// As often as the delivery limit allows, and more: a message that was never begun may wear out, but not vanish.
+#[tokio::test(flavor = "multi_thread")]
+async fn kills_over_unstarted_messages_lose_none() {
+    let bed = TestBed::new().await;
+    bed.broker.publish_all(Order::EVENT, Order::many(60).iter().map(Order::body)).await;
+    for _ in 0..32 {
+        let lock = bed.hold_reservations().await;
+        let worker = bed.spawn(&["consume"]);
+        bed.blocked(1).await;
+        worker.kill().await;
+        drop(lock);
+        bed.blocked(0).await;
+        bed.broker.has(&bed.broker.queue(), 60 - bed.broker.depth(&bed.broker.failure_queue()).await).await;
+    }
+    bed.drain().await;
+    let failed = bed.broker.take(&bed.broker.failure_queue()).await.len();
+    assert!((1..=2).contains(&failed), "the window is one message, so one wears out and not {failed}");
+    assert_eq!(bed.processed().await, 60 - i64::try_from(failed).expect("a count"));
+    bed.finish().await;
+}

@@ -10,6 +10,7 @@ mod support;
 mod architecture;
 mod batches;
 mod broker_faults;
+mod broker_rights;
 mod cli;
 mod commit;
 mod contract;
