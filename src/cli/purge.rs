@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{PATIENCE, say, with_database};
 use crate::broker::{self, Topology};
-use crate::db::Database;
+use crate::db::{Database, explain};
 use crate::inbox::purge::{self, Rival};
 use crate::settings::{Settings, UNITS, parse_duration};
 use crate::telemetry::{Metrics, Purge};
@@ -49,14 +49,16 @@ async fn purge(args: &Args, database: &Database) -> anyhow::Result<()> {
     let cutoff = purge::cutoff(database, args.horizon).await?;
     say(&format!("cutoff {}", cutoff.to_rfc3339_opts(SecondsFormat::Secs, true)))?;
     if args.dry_run {
-        let rows = purge::count(database, cutoff).await.context("cannot count")?;
+        let rows = purge::count(database, cutoff).await.map_err(explain).context("cannot count")?;
         return say(&format!("{rows} rows would be deleted"));
     }
     let bar = progress_bar(database, cutoff).await?;
     let purged = purge::purge(database, cutoff, Rival::Wait, |rows| bar.inc(rows)).await;
     let deleted = bar.position();
     bar.finish_and_clear();
-    let rows = purged.with_context(|| format!("the purge broke off after {deleted} rows, which stay deleted"))?;
+    let rows = purged
+        .map_err(explain)
+        .with_context(|| format!("the purge broke off after {deleted} rows, which stay deleted"))?;
     say(&format!("{rows} rows deleted"))
 }
 
@@ -104,7 +106,7 @@ async fn longest_wait(settings: &Settings) -> anyhow::Result<Duration> {
 async fn progress_bar(database: &Database, cutoff: chrono::DateTime<Utc>) -> anyhow::Result<ProgressBar> {
     let bar = ProgressBar::new(0); // shows on a terminal only
     if !bar.is_hidden() {
-        bar.set_length(purge::count(database, cutoff).await?);
+        bar.set_length(purge::count(database, cutoff).await.map_err(explain)?);
         bar.set_style(ProgressStyle::with_template("{wide_bar} {human_pos}/{human_len} rows, {eta} left")?);
     }
     Ok(bar)
@@ -118,7 +120,8 @@ pub(super) async fn scheduled_purges(settings: Settings, database: Database, met
         let purged = async {
             check(settings.purge.horizon, false, &settings).await?;
             let cutoff = purge::cutoff(&database, settings.purge.horizon).await?;
-            anyhow::Ok((cutoff, purge::purge(&database, cutoff, Rival::Yield, |rows| metrics.purged(rows)).await?))
+            let purged = purge::purge(&database, cutoff, Rival::Yield, |rows| metrics.purged(rows)).await;
+            anyhow::Ok((cutoff, purged.map_err(explain)?))
         };
         match purged.await {
             Ok((cutoff, rows)) => {

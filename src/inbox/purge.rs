@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use crate::db::Database;
+use crate::db::{Database, explain};
 
 /// Rows of one step: a transaction of some ten milliseconds, which nobody waits for noticeably.
 const STEP: i64 = 5_000;
@@ -29,10 +29,10 @@ pub enum Rival {
 /// # Errors
 /// The database's; or a horizon that reaches back beyond its calendar.
 pub async fn cutoff(database: &Database, horizon: Duration) -> anyhow::Result<DateTime<Utc>> {
-    let mut transaction = database.begin().await?;
+    let mut transaction = database.begin().await.map_err(explain)?;
     let now = sqlx::query_scalar!("select now() as \"now!\"").fetch_one(transaction.connection());
-    let now = database.bounded(now).await?;
-    transaction.rollback().await?;
+    let now = database.bounded(now).await.map_err(explain)?;
+    transaction.rollback().await.map_err(explain)?;
     chrono::Duration::from_std(horizon)
         .ok()
         .and_then(|horizon| now.checked_sub_signed(horizon))
