@@ -167,7 +167,7 @@ async fn stops_and_starts_over_unstarted_messages_move_none_to_the_failure_queue
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes three minutes, the broker's own pause; `make test` runs it"]
+#[ignore = "takes three minutes on a broker with its own defaults; `make test` runs it"]
 async fn a_copy_whose_delay_ends_while_the_queue_is_missing_waits_for_it() {
     let mut bed = TestBed::new().await;
     bed.set_ladder(1, 300);

@@ -20,28 +20,21 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// A PostgreSQL and a RabbitMQ.
-    pub async fn start() -> Self {
-        Self::start_instead_of(&["DATABASE_URL", "AMQP_URL"]).await
-    }
-
     /// A PostgreSQL, beside the RabbitMQ of all tests.
     pub async fn start_postgres() -> Self {
-        Self::start_instead_of(&["DATABASE_URL"]).await
+        Self::start_instead_of("DATABASE_URL").await
     }
 
     /// A RabbitMQ, beside the PostgreSQL of all tests. It takes seconds to start.
     pub async fn start_rabbitmq() -> Self {
-        Self::start_instead_of(&["AMQP_URL"]).await
+        Self::start_instead_of("AMQP_URL").await
     }
 
-    /// The script starts a server for each variable that isn't set.
-    async fn start_instead_of(variables: &[&str]) -> Self {
+    /// The script starts a server for a variable that isn't set.
+    async fn start_instead_of(variable: &str) -> Self {
         let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/with-servers"));
         command.args(["sh", "-c", "echo $STOCK_TEST_SERVERS $DATABASE_URL $AMQP_URL; exec cat"]);
-        for variable in variables {
-            command.env_remove(variable);
-        }
+        command.env_remove(variable);
         let streams = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = streams.spawn().expect("scripts/with-servers");
         let mut said = String::new();
