@@ -130,3 +130,42 @@ async fn kills_over_unstarted_messages_lose_none() {
     assert_eq!(bed.processed().await, 60 - i64::try_from(failed).expect("a count"));
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_kills_its_process_wears_out_and_its_neighbours_are_applied() {
+    const LIMIT: i32 = 8; // instead of 30: each death takes a second
+
+    let mut bed = TestBed::new().await;
+    bed.set("amqp.declare", "false");
+    bed.broker.replace_queue_with_limit(LIMIT).await;
+    bed.on_reservation("if new.quantity = 666 then perform pg_advisory_xact_lock(1); end if;").await;
+    let trap = bed.side_session("select pg_advisory_xact_lock(1)").await;
+    let (poison, orders) = (Order::of("666"), Order::many(200));
+    let (before, after) = orders.split_at(100);
+    bed.broker.publish_all(Order::EVENT, before.iter().chain([&poison]).chain(after).map(Order::body)).await;
+    let trapped =
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event = 'advisory'";
+    let is_over = async || bed.broker.depth(&bed.broker.failure_queue()).await > 0;
+    let mut deaths = 0;
+    while !is_over().await {
+        let worker = bed.spawn(&["consume"]);
+        eventually("the poison is at work, or over", async || bed.count(trapped).await > 0 || is_over().await).await;
+        worker.kill().await;
+        deaths += 1;
+        // What the process had begun ends with it.
+        bed.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity
+             where datname = current_database() and application_name = 'stock-service'",
+        )
+        .await;
+        eventually("it is gone", async || bed.broker.consumers().await == 0).await;
+    }
+    drop(trap);
+    bed.drain().await;
+    assert!(deaths >= LIMIT, "{deaths} deaths");
+    assert_eq!((bed.processed().await, bed.reservations().await), (200, 200));
+    let failed = bed.broker.take(&bed.broker.failure_queue()).await;
+    assert_eq!(failed.len(), 1, "the poison, and no neighbour");
+    assert_eq!(failed[0].body, poison.body().as_bytes());
+    bed.finish().await;
+}

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use lapin::types::AMQPValue;
 use tokio::time::Instant;
 
-use crate::support::{Order, Process, Proxy, Scripted, Step, TestBed, Way, eventually, eventually_within, text};
+use crate::support::{Order, Process, Proxy, Scripted, Step, TestBed, Way, eventually, eventually_within};
 
 /// A second between heartbeats, and as long for a connection to be made.
 const IMPATIENT: &str = "?heartbeat=1&connection_timeout=1000";
@@ -242,15 +241,7 @@ async fn what_breaks_its_connection_wears_out_and_none_of_its_neighbours_does() 
     bed.set("consume.prefetch", "4"); // a neighbour shares at most four windows with the culprit, until it stands alone
     // Our own queue but for its limit, which is a fifth: it is the pauses between connections that take long.
     bed.set("amqp.declare", "false");
-    bed.broker.delete(&bed.broker.queue()).await;
-    let arguments = [
-        ("x-queue-type", text("quorum")),
-        ("x-delivery-limit", AMQPValue::LongLongInt(6)),
-        ("x-dead-letter-exchange", text("")),
-        ("x-dead-letter-routing-key", text(&bed.broker.failure_queue())),
-    ];
-    bed.broker.declare(&bed.broker.queue(), &arguments).await;
-    bed.broker.bind(&bed.broker.queue(), Order::EVENT).await;
+    bed.broker.replace_queue_with_limit(6).await;
     proxy.cut_at("poison");
     let (poison, orders) = ("poison".to_owned(), Order::many(60));
     let (before, after) = orders.split_at(30);

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use lapin::types::AMQPValue;
 use tokio::time::Instant;
 
-use crate::support::{Order, Servers, StatusChange, TestBed, eventually_within, text};
+use crate::support::{Order, Servers, StatusChange, TestBed, eventually_within};
 
 /// A bed whose messages have no second attempt: whoever is charged with one ends in the failure queue.
 async fn strict_bed() -> TestBed {
@@ -144,15 +143,7 @@ async fn an_outage_that_outlasts_the_brokers_patience_wears_no_message_out() {
     bed.set_ladder(0, 50);
     bed.set("amqp.declare", "false");
     let (queue, failed) = (bed.broker.queue(), bed.broker.failure_queue());
-    bed.broker.delete(&queue).await;
-    let limit = [
-        ("x-queue-type", text("quorum")),
-        ("x-delivery-limit", AMQPValue::LongInt(3)),
-        ("x-dead-letter-exchange", text("")),
-        ("x-dead-letter-routing-key", text(&failed)),
-    ];
-    bed.broker.declare(&queue, &limit).await;
-    bed.broker.bind(&queue, Order::EVENT).await;
+    bed.broker.replace_queue_with_limit(3).await;
     let service = bed.start().await;
     bed.execute("alter table reservation rename to away").await;
     bed.broker.publish_all(Order::EVENT, Order::many(5).iter().map(Order::body)).await;

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::message::{Message, persistent, table};
+use super::events::{Order, StatusChange};
+use super::message::{Message, persistent, table, text};
 use super::{PATIENCE, eventually};
 use lapin::options::{
     BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeDeleteOptions,
@@ -326,6 +327,22 @@ impl Broker {
         let bind =
             channel.queue_bind(queue.into(), exchange.into(), routing_key.into(), options, FieldTable::default());
         bind.await.expect("a binding");
+    }
+
+    /// Replaces the queue by one that is as the service declares it but for its delivery limit.
+    pub async fn replace_queue_with_limit(&self, limit: i32) {
+        let (queue, failed) = (self.queue(), self.failure_queue());
+        self.delete(&queue).await;
+        let arguments = [
+            ("x-queue-type", text("quorum")),
+            ("x-delivery-limit", AMQPValue::LongInt(limit)),
+            ("x-dead-letter-exchange", text("")),
+            ("x-dead-letter-routing-key", text(&failed)),
+        ];
+        self.declare(&queue, &arguments).await;
+        for event in [Order::EVENT, StatusChange::EVENT] {
+            self.bind(&queue, event).await;
+        }
     }
 
     /// Deletes a queue, with all that is in it.
