@@ -1,6 +1,6 @@
 //! No password is ever shown, whatever goes wrong.
 
-use crate::support::{Order, Process, TestBed};
+use crate::support::{Endpoint, Order, Process, TestBed};
 
 const DATABASE: &str = "S3CR3T-pg";
 const BROKER: &str = "S3CR3T-amqp";
@@ -13,6 +13,15 @@ fn assert_silent(output: &str, what: &str) {
             panic!("{what}: …{}", &output[from..at + secret.len()]);
         }
     }
+}
+
+/// What a running process shows to others than its log.
+async fn assert_pages_and_title_silent(process: &Process) {
+    let endpoint = Endpoint::of(process).await;
+    for path in ["/metrics", "/readyz", "/livez"] {
+        assert_silent(&endpoint.get(path).await.1, path);
+    }
+    assert_silent(&process.title(), "the title");
 }
 
 /// URLs of the test's own servers with other passwords or places.
@@ -54,6 +63,7 @@ async fn consume_shows_no_password_at_the_most_verbose_level() {
     bed.set_variable("RUST_LOG", "trace");
     bed.demote().await;
     bed.set("database.migrate_on_start", "false");
+    bed.set("http.listen", "127.0.0.1:0");
     bed.set_ladder(1, 50);
     bed.on_reservation("if new.quantity = 666 then raise 'scripted'; end if;").await;
     let (good, bad) = (Order::new(1), Order::of("666"));
@@ -65,6 +75,7 @@ async fn consume_shows_no_password_at_the_most_verbose_level() {
     bed.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename like 't%_user'").await;
     bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
     bed.has_processed(2).await;
+    assert_pages_and_title_silent(&service).await;
     service.signal("TERM").await;
     let end = service.end().await;
     assert_silent(&end.stderr, "consume");
@@ -80,11 +91,13 @@ async fn consume_shows_no_password_while_the_broker_refuses_it() {
     let broker = bed.variable("AMQP_URL").to_owned();
     bed.set_variable("RUST_LOG", "trace");
     bed.set_variable("AMQP_URL", &url(&broker, BROKER, None));
+    bed.set("http.listen", "127.0.0.1:0");
     let service = bed.spawn(&["consume"]);
     let place = url::Url::parse(&broker).expect("a URL");
     let place = format!("{}:{}", place.host_str().expect("a host"), place.port().expect("a port"));
     service.has_said("ACCESS_REFUSED").await;
     service.has_said(&place).await;
+    assert_pages_and_title_silent(&service).await;
     service.signal("TERM").await;
     let end = service.end().await;
     assert_eq!(end.code(), Some(0), "{}", end.stderr);

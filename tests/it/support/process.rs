@@ -98,6 +98,11 @@ impl Process {
         resident.trim_end_matches("kB").trim().parse().expect("a number")
     }
 
+    /// What the system's list of processes shows of it.
+    pub fn title(&self) -> String {
+        std::fs::read_to_string(self.proc("cmdline")).expect("a running process")
+    }
+
     fn proc(&self, file: &str) -> String {
         format!("/proc/{}/{file}", self.child.id().expect("a running process"))
     }
