@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
+use lapin::types::AMQPValue;
 use stock_service::message::{Failure, Outcome, decode};
 
-use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually};
+use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually, text};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_poison_event_does_not_hold_back_its_batch() {
@@ -18,6 +19,50 @@ async fn one_poison_event_does_not_hold_back_its_batch() {
     assert_eq!(failed.len(), 1);
     assert_eq!(failed[0].body, orders[23].body().into_bytes());
     assert_eq!(failed[0].text("failure-reason"), "rejected");
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_gives_none_of_its_neighbours_back() {
+    let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "1");
+    // A queue from which whatever is given back once goes to the failure queue.
+    bed.set("amqp.declare", "false");
+    bed.broker.delete(&bed.broker.queue()).await;
+    let arguments = [
+        ("x-queue-type", text("quorum")),
+        ("x-delivery-limit", AMQPValue::LongInt(0)),
+        ("x-dead-letter-exchange", text("")),
+        ("x-dead-letter-routing-key", text(&bed.broker.failure_queue())),
+    ];
+    bed.broker.declare(&bed.broker.queue(), &arguments).await;
+    bed.broker.bind(&bed.broker.queue(), Order::EVENT).await;
+    let orders = Order::many(80);
+    let (rejected, retried) = (orders[50].event_id.clone(), orders[60].event_id.clone());
+    let script = Scripted::new(move |message, before| match message.id.to_string() {
+        id if id == rejected => Step::Reject,
+        id if id == retried && before == 0 => Step::Fail,
+        _ => Step::Apply,
+    });
+    let service = bed.start_with(script).await;
+    // One by one until the window is open: the broker gives back what it is about to deliver when the window grows.
+    for (order, processed) in orders[..20].iter().zip(1..) {
+        bed.broker.publish(Order::EVENT, order.body()).await;
+        bed.has_processed(processed).await;
+    }
+    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    bed.broker.publish(Order::EVENT, orders[20].body()).await;
+    bed.blocked(1).await;
+    let rest = ["no event".to_owned()].into_iter().chain(orders[21..].iter().map(Order::body));
+    bed.broker.publish_all(Order::EVENT, rest).await;
+    bed.broker.has(&bed.broker.queue(), 0).await; // all are in the window
+    drop(lock);
+    bed.has_processed(79).await;
+    let mut reasons: Vec<_> = bed.broker.failed(2).await.iter().map(|message| message.text("failure-reason")).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["malformed", "rejected"]);
+    service.stop().await;
+    assert_eq!(bed.broker.depth(&bed.broker.failure_queue()).await, 0);
     bed.finish().await;
 }
 
