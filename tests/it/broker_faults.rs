@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::support::{Order, Process, Scripted, Servers, Step, TestBed, eventually};
+use crate::support::{Endpoint, Order, Process, Scripted, Servers, Step, TestBed, eventually};
 
 /// Has each order of 666 fail for now.
 async fn fail_666(bed: &TestBed) {
@@ -154,8 +154,10 @@ async fn a_broker_that_blocks_publishing_or_is_frozen_holds_up_copies_and_loses_
 async fn blocked(servers: &Servers) {
     let mut bed = servers.bed().await;
     bed.set_ladder(1, 50);
+    bed.set("http.listen", "127.0.0.1:0");
     fail_666(&bed).await;
     let service = bed.spawn(&["consume"]);
+    let endpoint = Endpoint::of(&service).await;
     let lock = bed.side_session("lock table reservation in access exclusive mode").await;
     bed.broker.publish(Order::EVENT, Order::of("666").body()).await;
     bed.broker.publish_all(Order::EVENT, Order::many(30).iter().map(Order::body)).await;
@@ -165,10 +167,12 @@ async fn blocked(servers: &Servers) {
     drop(lock);
     bed.has_processed(30).await;
     service.has_said("the broker blocks publishing").await;
+    assert_eq!(endpoint.metric("stock_service_publishing_blocked").await, 1.0);
     servers.rabbitmqctl(&["set_vm_memory_high_watermark", "0.4"]).await;
     let failure_queue = bed.broker.failure_queue();
     eventually("it is parked", async || bed.broker.depth(&failure_queue).await > 0).await;
     eventually("nothing is left", async || bed.broker.in_work().await == 0).await;
+    assert_eq!(endpoint.metric("stock_service_publishing_blocked").await, 0.0);
     ends(service).await;
     bed.drain().await;
     let copies = bed.broker.take(&failure_queue).await;

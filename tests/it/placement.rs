@@ -1,8 +1,11 @@
 //! A copy that cannot be placed holds its original, and nobody else's.
 
-use lapin::types::AMQPValue;
+use std::time::Duration;
 
-use crate::support::{Order, Scripted, Step, TestBed, text};
+use lapin::types::AMQPValue;
+use tokio::time::Instant;
+
+use crate::support::{Endpoint, Order, Scripted, Step, TestBed, eventually, persistent, text};
 
 /// A queue that holds one message and refuses all further ones. Classic: quorum queues overshoot such limits.
 fn room_for_one() -> [(&'static str, AMQPValue); 2] {
@@ -153,5 +156,29 @@ async fn a_stop_gives_back_what_cannot_be_placed() {
     service.stop().await;
     bed.broker.has(&bed.broker.queue(), 1).await;
     assert_eq!(bed.broker.take(&bed.broker.queue()).await[0].body, b"no event");
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_refuses_is_asked_again_after_growing_pauses() {
+    let mut bed = TestBed::new().await;
+    bed.set("amqp.declare", "false");
+    bed.set("http.listen", "127.0.0.1:0");
+    let failure_queue = bed.broker.failure_queue();
+    bed.broker.delete(&failure_queue).await;
+    bed.broker.declare(&failure_queue, &room_for_one()).await;
+    bed.broker.send("", &failure_queue, b"in the way", persistent()).await;
+    let service = bed.spawn(&["consume"]);
+    let endpoint = Endpoint::of(&service).await;
+    let begun = Instant::now();
+    bed.broker.publish(Order::EVENT, "no event").await;
+    let refused = async || endpoint.metric(r#"stock_service_copies_total{result="refused"}"#).await;
+    eventually("a third attempt", async || refused().await >= 3.0).await;
+    assert!(begun.elapsed() >= Duration::from_secs(1 + 2), "three attempts in {:?}", begun.elapsed());
+    service.has_said("the queue refused it").await;
+    bed.broker.failed(1).await; // the one in the way
+    assert_eq!(bed.broker.failed(1).await[0].body, b"no event");
+    service.signal("TERM").await;
+    assert_eq!(service.end().await.code(), Some(0));
     bed.finish().await;
 }

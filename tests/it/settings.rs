@@ -135,6 +135,7 @@ async fn silly_values_are_refused_one_by_one() {
         ("retry.max_retries", &["-1", "1.5", "1e3", "", "four", "99999999999999999999"]),
         ("consume.prefetch", &["0", "-1", "65536"]),
         ("consume.workers", &["0", "-1", "100000"]),
+        ("database.max_connections", &["0", "-1", "2"]), // each worker needs one, and two are for all else
         ("purge.horizon", &["30", "1d", "30ms", "P30D"]),
         ("purge.minimum_horizon", &["59min", "0s"]),
         ("consume.max_body", &["0B", "1", "1KB", "-1MiB", "1TiB"]),

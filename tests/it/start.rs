@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lapin::types::AMQPValue;
 
-use crate::support::{Order, Proxy, Scripted, TestBed, eventually, text};
+use crate::support::{Order, Proxy, Scripted, Servers, TestBed, eventually, text};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn five_replicas_start_at_once_on_empty_servers() {
@@ -168,5 +168,31 @@ async fn a_refused_login_at_the_database_is_named_and_not_hammered() {
     let end = service.end().await;
     assert_eq!(end.code(), Some(0));
     assert!(!end.stderr.contains("S3CR3T"), "{}", end.stderr);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_may_have_any_characters_when_its_url_is_encoded() {
+    const PASSWORD: &str = "p@ss:w/rd#%?é";
+
+    let servers = Servers::start_rabbitmq().await;
+    let mut bed = servers.bed().await;
+    let user = bed.demote().await;
+    bed.execute(&format!("alter role {user} password '{PASSWORD}'")).await;
+    servers.rabbitmqctl(&["add_user", &user, PASSWORD]).await;
+    servers.rabbitmqctl(&["set_permissions", &user, "", ".*", ".*"]).await;
+    for (key, original) in [("database.url", "DATABASE_URL"), ("amqp.url", "AMQP_URL")] {
+        let mut url = url::Url::parse(bed.variable(original)).expect("a URL");
+        url.set_username(&user).expect("a user");
+        url.set_password(Some(PASSWORD)).expect("a password"); // which encodes it
+        bed.set(key, url.as_str());
+    }
+    bed.set("database.migrate_on_start", "false");
+    bed.set("amqp.declare", "false");
+    bed.broker.publish_all(Order::EVENT, [Order::new(1).body(), "no event".to_owned()]).await;
+    let end = bed.spawn(&["consume", "--until-empty"]).end().await;
+    assert_eq!(end.code(), Some(0), "{}", end.stderr);
+    assert_eq!(bed.processed().await, 1);
+    bed.broker.failed(1).await;
     bed.finish().await;
 }
