@@ -24,6 +24,7 @@ mod failure_queue;
 mod handler_failure;
 mod http;
 mod malformed;
+mod memory;
 mod neighbours;
 mod network_faults;
 mod order_at_once;
