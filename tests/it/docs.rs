@@ -39,11 +39,54 @@ fn the_readme_names_every_setting_and_its_default() {
     }
 }
 
+/// The files that a module's path may mean: one of the tests here, or one of the sources.
+fn files_of(module: &str) -> String {
+    let path = module.replace("::", "/");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let files =
+        [format!("{root}/tests/it/{path}.rs"), format!("{root}/src/{path}.rs"), format!("{root}/src/{path}/mod.rs")];
+    files.iter().filter_map(|file| fs::read_to_string(file).ok()).collect()
+}
+
+#[test]
+fn every_field_case_names_tests_that_exist() {
+    let document = read("docs/FIELD-CASES.md");
+    let mut ids = Vec::new();
+    for row in document.lines().filter(|line| line.starts_with("| C-")) {
+        let [_, id, fault, shown_by, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("not three cells: {row}")
+        };
+        ids.push(id.trim_start_matches("C-").parse::<u32>().expect(row));
+        assert!(!fault.is_empty(), "{row}");
+        let (mut tests, mut targets) = (0, 0);
+        for quoted in shown_by.split('`').skip(1).step_by(2) {
+            if let Some(target) = quoted.strip_prefix("make ") {
+                assert!(read("Makefile").contains(&format!("\n{target}:")), "{id}: {quoted}");
+                targets += 1;
+            } else {
+                let (module, test) = quoted.rsplit_once("::").expect(row);
+                let is_a_test = format!("fn {test}() {{");
+                assert!(files_of(module).contains(&is_a_test), "{id}: there is no {quoted}");
+                tests += 1;
+            }
+        }
+        assert!(tests + targets > 0 || shown_by.contains("*missing*"), "{id} is neither shown nor missing");
+        assert!(tests <= 3, "{id}: the best tests are enough");
+    }
+    let expected: Vec<_> = (1..=59).chain(89..=126).chain(135..=148).collect();
+    assert_eq!(ids, expected, "each case once, in its order");
+}
+
 #[test]
 fn every_linked_file_exists() {
-    for document in
-        ["README.md", "CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/OPERATION.md", "docs/ADDING-AN-EVENT.md"]
-    {
+    for document in [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/ARCHITECTURE.md",
+        "docs/OPERATION.md",
+        "docs/ADDING-AN-EVENT.md",
+        "docs/FIELD-CASES.md",
+    ] {
         let folder = document.rsplit_once('/').map_or("", |(folder, _)| folder);
         for link in read(document).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             if !link.contains("::") && !link.contains("://") && !link.starts_with('#') {
