@@ -83,6 +83,8 @@ pub struct Subscription {
     queue: String,
     window: u16,
     prefetch: u16,
+    /// Whether the consumer was ended, so that another one is due.
+    paused: bool,
     /// How many originals were held when the window was opened; they are no part of it.
     held: usize,
     limits: Limits,
@@ -118,6 +120,7 @@ impl Subscription {
             queue: queue.to_owned(),
             window: 1,
             prefetch,
+            paused: false,
             held: 0,
             limits,
             last_tag: 0,
@@ -189,6 +192,19 @@ impl Subscription {
         self.window == self.prefetch
     }
 
+    /// Ends the consumer if its window has yet to grow: now, before its batch is settled, its window is full and nothing
+    /// on its way. What is on its way to a consumer that has ended goes back to the queue, which counts that towards the
+    /// delivery limit.
+    ///
+    /// # Errors
+    /// The broker's.
+    pub async fn pause_to_grow(&mut self) -> anyhow::Result<()> {
+        if !self.is_wide() && !self.paused {
+            self.unsubscribe().await?;
+        }
+        Ok(())
+    }
+
     /// Widens the window when a batch was `settled`; or opens a new one when messages that cannot be settled yet have
     /// used it up: `held` of them, wherever they are.
     ///
@@ -200,16 +216,17 @@ impl Subscription {
         self.held = self.held.min(held);
         let used_up = held - self.held >= usize::from(self.window).div_ceil(2) && held < MAX_HELD;
         let grows = settled && !self.is_wide();
-        if !grows && !used_up {
+        if !grows && !used_up && !self.paused {
             return Ok(());
         }
-        self.unsubscribe().await?;
+        if !self.paused {
+            self.unsubscribe().await?;
+        }
         if grows {
             self.window = self.window.saturating_mul(GROWTH).min(self.prefetch);
         }
         self.held = held;
-        self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
-        Ok(())
+        self.subscribe_again().await
     }
 
     /// Ends the consumer and keeps what it had delivered by then.
@@ -218,9 +235,16 @@ impl Subscription {
     /// The broker's.
     pub async fn unsubscribe(&mut self) -> anyhow::Result<()> {
         answer(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default())).await?;
+        self.paused = true;
         while let Some(Some(delivery)) = self.consumer.next().now_or_never() {
             self.take(Some(delivery))?;
         }
+        Ok(())
+    }
+
+    async fn subscribe_again(&mut self) -> anyhow::Result<()> {
+        self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
+        self.paused = false;
         Ok(())
     }
 
@@ -237,7 +261,7 @@ impl Subscription {
         if self.waiting.is_empty() && self.ready_messages().await? == 0 {
             return Ok(true);
         }
-        self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
+        self.subscribe_again().await?;
         Ok(false)
     }
 

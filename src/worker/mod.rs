@@ -255,7 +255,9 @@ impl<D: Dispatch> Worker<D> {
                     () = self.ending.cancelled() => return Ok(End::Stop),
                     batch = self.subscription.next_batch() => {
                         last_came = Instant::now();
-                        self.receive(batch?).await
+                        let batch = batch?;
+                        self.subscription.pause_to_grow().await?;
+                        self.receive(batch).await
                     }
                     () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => false,
                     () = sleep(if self.shared.until_empty { IDLE } else { WATCH }) => {

@@ -45,7 +45,7 @@ async fn a_failure_gives_none_of_its_neighbours_back() {
         _ => Step::Apply,
     });
     let service = bed.start_with(script).await;
-    // One by one until the window is open: the broker gives back what it is about to deliver when the window grows.
+    // One by one until the window is open.
     for (order, processed) in orders[..20].iter().zip(1..) {
         bed.broker.publish(Order::EVENT, order.body()).await;
         bed.has_processed(processed).await;

@@ -1,6 +1,8 @@
 //! How many messages a worker has in hand.
 
-use crate::support::{Order, TestBed, eventually};
+use lapin::types::AMQPValue;
+
+use crate::support::{Order, TestBed, eventually, text};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_message_comes_alone_so_that_poison_does_not_drag_its_neighbours_along() {
@@ -58,5 +60,30 @@ async fn replicas_share_the_work() {
         service.stop().await;
     }
     assert_eq!(bed.reservations().await, 200);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_that_grows_gives_nothing_back() {
+    let mut bed = TestBed::new().await;
+    // A queue from which whatever is given back once goes to the failure queue.
+    bed.set("amqp.declare", "false");
+    bed.broker.delete(&bed.broker.queue()).await;
+    let arguments = [
+        ("x-queue-type", text("quorum")),
+        ("x-delivery-limit", AMQPValue::LongInt(0)),
+        ("x-dead-letter-exchange", text("")),
+        ("x-dead-letter-routing-key", text(&bed.broker.failure_queue())),
+    ];
+    bed.broker.declare(&bed.broker.queue(), &arguments).await;
+    bed.broker.bind(&bed.broker.queue(), Order::EVENT).await;
+    bed.broker.publish_all(Order::EVENT, Order::many(1_000).iter().map(Order::body)).await;
+    let service = bed.start().await;
+    eventually("all are somewhere", async || {
+        bed.processed().await + i64::from(bed.broker.depth(&bed.broker.failure_queue()).await) == 1_000
+    })
+    .await;
+    service.stop().await;
+    assert_eq!(bed.processed().await, 1_000);
     bed.finish().await;
 }
