@@ -121,13 +121,9 @@ async fn connections_that_are_closed_again_and_again_lose_nothing_and_leak_nothi
     let connections = channels(&servers).await;
     assert_eq!(connections.len(), 2, "one to consume, one to publish");
     assert!(connections.iter().all(|channels| *channels <= 2), "one channel a worker: {connections:?}");
-    // Each of the fifteen closes would have left one; the pools may have one or two more in use.
-    eventually("no more descriptors than before", async || {
-        let now = service.descriptors();
-        assert!(now <= descriptors + 15, "{descriptors} descriptors before, {now} after");
-        now <= descriptors + 5
-    })
-    .await;
+    // Each of the fifteen closes would have left one at least. The pool may have three more in use, and what lapin does
+    // only when a connection ends takes another three, once.
+    eventually("no more descriptors than before", async || service.descriptors() <= descriptors + 8).await;
     assert!(service.memory() < memory * 6 / 5, "{memory} KiB of memory before, {} after", service.memory());
     assert!(service.is_running());
     let log = servers.rabbitmq_log();
