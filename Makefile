@@ -1,7 +1,7 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo test chaos lint doc sqlx sqlx-check ci
+.PHONY: help demo test producers chaos lint doc sqlx sqlx-check ci
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
 CHAOS_SECONDS ?= 60
@@ -17,7 +17,10 @@ demo: ## an order service with its accidents, two workers, a kill -9; ends in a 
 	scripts/demo
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
-	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored
+	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers::
+
+producers: ## the examples in Python, Node and PHP against the service, with their own client libraries
+	scripts/with-servers scripts/producers
 
 chaos: ## every kind of fault, at random, and an audit (CHAOS_SECONDS=60; SEED=N for the same once more)
 	cargo build --locked --bin stock-service --example chaos
@@ -43,4 +46,4 @@ sqlx-check: ## fail if .sqlx is out of date
 	ONLY=postgres scripts/with-servers scripts/sqlx-prepare target/sqlx-data
 	@diff -r .sqlx target/sqlx-data || { echo '.sqlx is out of date: run "make sqlx"' >&2; exit 1; }
 
-ci: lint doc sqlx-check test chaos demo ## everything that must pass before a change is merged
+ci: lint doc sqlx-check test producers chaos demo ## everything that must pass before a change is merged

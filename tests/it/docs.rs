@@ -86,6 +86,7 @@ fn every_linked_file_exists() {
         "docs/OPERATION.md",
         "docs/ADDING-AN-EVENT.md",
         "docs/FIELD-CASES.md",
+        "examples/producers/README.md",
     ] {
         let folder = document.rsplit_once('/').map_or("", |(folder, _)| folder);
         for link in read(document).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

@@ -32,6 +32,7 @@ mod order_status;
 mod other_applications;
 mod outage;
 mod placement;
+mod producers;
 mod purge;
 mod purge_refusals;
 mod reconnect;

@@ -193,6 +193,11 @@ impl Broker {
         self.published.lock().expect("no panic").push(body.to_vec());
     }
 
+    /// Remembers what another program has published for this test.
+    pub fn also_published<'m>(&self, bodies: impl IntoIterator<Item = &'m str>) {
+        self.published.lock().expect("no panic").extend(bodies.into_iter().map(|body| body.as_bytes().to_vec()));
+    }
+
     /// How many messages this test has published.
     pub fn published(&self) -> i64 {
         i64::try_from(self.published.lock().expect("no panic").len()).expect("a count")
@@ -283,12 +288,18 @@ impl Broker {
 
     /// Takes all messages that are ready in a queue.
     pub async fn take(&self, queue: &str) -> Vec<Message> {
+        let messages = self.overhear(queue).await;
+        self.taken.lock().expect("no panic").extend(messages.iter().map(|message| message.body.clone()));
+        messages
+    }
+
+    /// Takes all messages that are ready in a queue of the test's own, which got them beside the service.
+    pub async fn overhear(&self, queue: &str) -> Vec<Message> {
         let mut messages = Vec::new();
         while let Some(got) =
             self.channel().await.basic_get(queue.into(), BasicGetOptions::default()).await.expect("an existing queue")
         {
             got.delivery.acker.ack(BasicAckOptions::default()).await.expect("an acknowledgement");
-            self.taken.lock().expect("no panic").insert(got.delivery.data.clone());
             messages.push(Message { body: got.delivery.data, properties: got.delivery.properties });
         }
         messages
