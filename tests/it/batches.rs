@@ -176,6 +176,7 @@ async fn orders_of_thousands_of_lines_are_applied_whole() {
 async fn a_transaction_has_a_bounded_number_of_lines() {
     let mut bed = TestBed::new().await;
     bed.set("consume.workers", "1");
+    bed.set("consume.prefetch", "20"); // wide open after a few batches
     let (innocents, large) = (Order::many(60), (0..8).map(|_| Order::new(3_000)).collect::<Vec<_>>());
     let script = Scripted::apply();
     let service = bed.start_with(script.clone()).await;

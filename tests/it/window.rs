@@ -1,8 +1,6 @@
 //! How many messages a worker has in hand.
 
-use lapin::types::AMQPValue;
-
-use crate::support::{Order, TestBed, eventually, text};
+use crate::support::{Order, TestBed, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_message_comes_alone_so_that_poison_does_not_drag_its_neighbours_along() {
@@ -68,15 +66,7 @@ async fn a_window_that_grows_gives_nothing_back() {
     let mut bed = TestBed::new().await;
     // A queue from which whatever is given back once goes to the failure queue.
     bed.set("amqp.declare", "false");
-    bed.broker.delete(&bed.broker.queue()).await;
-    let arguments = [
-        ("x-queue-type", text("quorum")),
-        ("x-delivery-limit", AMQPValue::LongInt(0)),
-        ("x-dead-letter-exchange", text("")),
-        ("x-dead-letter-routing-key", text(&bed.broker.failure_queue())),
-    ];
-    bed.broker.declare(&bed.broker.queue(), &arguments).await;
-    bed.broker.bind(&bed.broker.queue(), Order::EVENT).await;
+    bed.broker.replace_queue_with_limit(0).await;
     bed.broker.publish_all(Order::EVENT, Order::many(1_000).iter().map(Order::body)).await;
     let service = bed.start().await;
     eventually("all are somewhere", async || {
