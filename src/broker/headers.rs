@@ -23,6 +23,10 @@ const DROPPED_HEADERS: &str = "dropped-headers";
 /// The longest `failure-detail`, in bytes: enough for a cause, and no stack of them.
 const DETAIL_LIMIT: usize = 1024;
 
+/// What headers leave of a frame: room for the other properties, at most 256 bytes each, the names of dropped headers, and
+/// what the broker adds when a copy comes back from a retry queue.
+const ROOM: usize = 8 * 1024;
+
 /// What the broker itself writes about a message's way. It is not ours to send, and old entries would make the broker
 /// see a cycle where there is none.
 const BOOKKEEPING: [&str; 9] = [
@@ -37,8 +41,16 @@ const BOOKKEEPING: [&str; 9] = [
     "x-acquired-count",
 ];
 
-/// Headers that would send the copy to further queues; kept under other names.
-const ROUTING: [(&str, &str); 2] = [("CC", "original-cc"), ("BCC", "original-bcc")];
+/// Headers that would act on the copy as they did on its original, kept under other names: they send it to further
+/// queues, have a queue drop it as a repetition of its original, or have one hold it back once more.
+const ACTING: [(&str, &str); 6] = [
+    ("CC", "original-cc"),
+    ("BCC", "original-bcc"),
+    ("x-deduplication-header", "original-deduplication-header"),
+    ("x-delay", "original-delay"),
+    ("x-opt-delivery-delay", "original-delivery-delay"),
+    ("x-opt-delivery-time", "original-delivery-time"),
+];
 
 /// What arrived, apart from its body.
 #[derive(Debug)]
@@ -100,7 +112,7 @@ fn decimal(text: &[u8]) -> Option<i64> {
 
 /// What a copy says that its original did not.
 #[derive(Debug)]
-pub(super) enum Stamp {
+pub enum Stamp {
     /// It is to be tried again; this will be retry number …, from 1.
     Retry(u32),
     /// It has failed. The counter goes: who sends it again means it.
@@ -134,18 +146,20 @@ impl Stamp {
 
 /// The properties of a copy: the original's, less what would act a second time, with the stamp over them; its headers
 /// fit a frame of `frame_max` bytes.
-pub(super) fn copy(original: &Original, stamp: &Stamp, frame_max: u32) -> BasicProperties {
+pub fn copy(original: &Original, stamp: &Stamp, frame_max: u32) -> BasicProperties {
     let p = &original.properties;
-    let mut headers = BTreeMap::new();
-    // The first copy's; the headers of a copy that comes back override them.
-    headers.insert(ORIGINAL_EXCHANGE.into(), string(&original.exchange));
-    headers.insert(ORIGINAL_ROUTING_KEY.into(), string(&original.routing_key));
-    let carried = p.headers().iter().flat_map(|table| table.inner());
-    headers.extend(carried.map(|(name, value)| (name.clone(), value.clone())));
+    let mut headers = p.headers().as_ref().map(|table| table.inner().clone()).unwrap_or_default();
+    let mut own = stamp.headers();
+    for (name, now) in [(ORIGINAL_EXCHANGE, &original.exchange), (ORIGINAL_ROUTING_KEY, &original.routing_key)] {
+        // What the first copy said stays; what no copy can have said gives way.
+        let first =
+            headers.remove(name).filter(|value| matches!(value, AMQPValue::LongString(text) if text.len() < 256));
+        own.insert(name.into(), first.unwrap_or_else(|| string(now)));
+    }
     for name in BOOKKEEPING.iter().chain([&RETRY_COUNT]) {
         headers.remove(*name);
     }
-    for (name, kept_as) in ROUTING {
+    for (name, kept_as) in ACTING {
         if let Some(value) = headers.remove(name) {
             headers.insert(kept_as.into(), value);
         }
@@ -177,7 +191,7 @@ pub(super) fn copy(original: &Original, stamp: &Stamp, frame_max: u32) -> BasicP
         // The broker refuses a copy in another user's name.
         headers.insert("original-user-id".into(), string(user));
     }
-    let own = stamp.headers();
+    headers.retain(|name, _| !own.contains_key(name));
     shrink(&mut headers, &own, frame_max);
     headers.extend(own);
     copy.with_headers(headers.into())
@@ -187,23 +201,24 @@ pub(super) fn copy(original: &Original, stamp: &Stamp, frame_max: u32) -> BasicP
 /// be split, and a larger one costs the connection.
 fn shrink(headers: &mut BTreeMap<ShortString, AMQPValue>, own: &BTreeMap<ShortString, AMQPValue>, frame_max: u32) {
     let size = |table: &BTreeMap<_, _>| table.iter().map(|(name, value)| entry_size(name, value)).sum::<usize>();
-    // A sixteenth is left for the other properties, at most 256 bytes each, the names of the dropped headers, and what
-    // the broker adds when a copy comes back from a retry queue.
-    let limit = frame_max as usize / 16 * 15;
-    let mut total = size(headers) + size(own);
-    if total <= limit {
-        return;
-    }
-    // A copy of a copy goes on with the list that it finds.
+    let limit = (frame_max as usize).saturating_sub(ROOM);
+    // A copy of a copy goes on with the list that it finds, which has its place in the room.
     let mut dropped = match headers.remove(DROPPED_HEADERS) {
         Some(AMQPValue::LongString(names)) => vec![String::from_utf8_lossy(names.as_bytes()).into_owned()],
         _ => Vec::new(),
     };
-    while total > limit {
-        let largest = headers.iter().max_by_key(|(name, value)| entry_size(name, value)).map(|(name, _)| name.clone());
-        let Some(name) = largest else { break };
-        total -= headers.remove(&name).map_or(0, |value| entry_size(&name, &value));
+    let mut total = size(headers) + size(own);
+    let mut by_size: Vec<_> = headers.iter().map(|(name, value)| (entry_size(name, value), name.clone())).collect();
+    by_size.sort_unstable();
+    while total > limit
+        && let Some((size, name)) = by_size.pop()
+    {
+        total -= size;
+        headers.remove(&name);
         dropped.push(name.as_str().to_owned());
+    }
+    if dropped.is_empty() {
+        return;
     }
     let mut names = dropped.join(",");
     if names.len() > DETAIL_LIMIT {
@@ -337,7 +352,8 @@ mod tests {
 
     #[test]
     fn what_would_act_a_second_time_is_kept_under_another_name() {
-        let mut original = with_headers(&[("CC", text("q")), ("BCC", text("q")), ("x-death", text("d"))]);
+        let acting = ACTING.map(|(name, _)| (name, text(name)));
+        let mut original = with_headers(&acting);
         original.properties = original
             .properties
             .with_expiration("5".into())
@@ -345,11 +361,19 @@ mod tests {
             .with_reply_to("amq.rabbitmq.reply-to.g1h2".into());
         let copy = failed(&original);
         assert_eq!((copy.expiration(), copy.user_id(), copy.reply_to()), (&None, &None, &None));
-        for name in ["CC", "BCC", "x-death"] {
-            assert_eq!(header(&copy, name), None, "{name}");
+        for (name, kept_as) in ACTING {
+            assert_eq!((header(&copy, name), header(&copy, kept_as)), (None, Some(&text(name))), "{name}");
         }
-        for name in ["original-cc", "original-bcc", "original-expiration", "original-user-id", "original-reply-to"] {
+        for name in ["original-expiration", "original-user-id", "original-reply-to"] {
             assert!(header(&copy, name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_broker_wrote_is_not_sent_again() {
+        let copy = failed(&with_headers(&BOOKKEEPING.map(|name| (name, text("theirs")))));
+        for name in BOOKKEEPING {
+            assert_eq!(header(&copy, name), None, "{name}");
         }
     }
 
@@ -386,5 +410,22 @@ mod tests {
         assert_eq!(header(&copy, DROPPED_HEADERS), Some(&text("larger")));
         assert!(header(&copy, "large").is_some() && header(&copy, "small").is_some());
         assert!(header(&copy, FAILURE_REASON).is_some());
+    }
+    #[test]
+    fn the_first_address_is_kept_unless_no_copy_can_have_said_it() {
+        for forged in [AMQPValue::LongInt(1), text(&"x".repeat(256))] {
+            let copy = failed(&with_headers(&[(ORIGINAL_EXCHANGE, forged), (ORIGINAL_ROUTING_KEY, text("first"))]));
+            assert_eq!(header(&copy, ORIGINAL_EXCHANGE), Some(&text("events")));
+            assert_eq!(header(&copy, ORIGINAL_ROUTING_KEY), Some(&text("first")));
+        }
+    }
+
+    #[test]
+    fn the_address_is_no_foreign_header_that_may_be_dropped() {
+        let names: Vec<_> = (0..21_000).map(|n| format!("{n:04x}")).collect();
+        let many: Vec<_> = names.iter().map(|name| (name.as_str(), AMQPValue::Void)).collect();
+        let copy = failed(&with_headers(&many));
+        assert_eq!(header(&copy, ORIGINAL_ROUTING_KEY), Some(&text("order.order.placed.v1")));
+        assert!(header(&copy, DROPPED_HEADERS).is_some());
     }
 }

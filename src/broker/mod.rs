@@ -3,7 +3,7 @@
 mod connection;
 mod consumer;
 pub mod examine;
-mod headers;
+pub mod headers;
 mod publisher;
 mod queues;
 mod settler;

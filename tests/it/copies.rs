@@ -214,6 +214,51 @@ async fn the_brokers_own_headers_are_not_sent_again_and_others_are() {
     bed.finish().await;
 }
 
+/// What docs/COPIES.md says of foreign headers: each name, and where its value is in a copy.
+fn decisions() -> Vec<(String, Option<String>)> {
+    let document = include_str!("../../docs/COPIES.md");
+    let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let headers = document.split("## Headers").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a table");
+    let mut decisions = Vec::new();
+    for row in headers.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let (names, by, becomes) = (quoted(cells[1]), cells[2], cells[3]);
+        if by == "this service" {
+            continue;
+        }
+        let kept_as: Vec<_> = match becomes {
+            "kept" => names.iter().cloned().map(Some).collect(),
+            "dropped" => vec![None; names.len()],
+            renamed => quoted(renamed).into_iter().map(Some).collect(),
+        };
+        assert_eq!(names.len(), kept_as.len(), "{row}");
+        // `x-jms-…` stands for many; the broker removes BCC before delivery.
+        decisions.extend(names.into_iter().zip(kept_as).filter(|(name, _)| !name.ends_with('…') && name != "BCC"));
+    }
+    decisions
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_document_says_what_becomes_of_each_header() {
+    let decisions = decisions();
+    assert!(decisions.len() > 50, "the document has lost its table: {decisions:?}");
+    // An array of text is what CC must be; the broker looks at nothing else.
+    let value = AMQPValue::FieldArray(FieldArray::from(vec![text("told")]));
+    let headers: Vec<_> = decisions.iter().map(|(name, _)| (name.as_str(), value.clone())).collect();
+    let (bed, retry, failed) = both_copies(with_headers(&headers), &Order::new(1).body()).await;
+    for (copy, which) in [(&retry, "retry"), (&failed, "failure")] {
+        for (name, kept_as) in &decisions {
+            if let Some(kept_as) = kept_as {
+                assert_eq!(copy.header(kept_as), Some(&value), "{which}: {name} as {kept_as}");
+            }
+            if kept_as.as_ref() != Some(name) {
+                assert_ne!(copy.header(name), Some(&value), "{which}: {name} acts a second time");
+            }
+        }
+    }
+    bed.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_headers_survive_all_retries() {
     let headers: Vec<_> = (0..100).map(|n| (format!("header-{n}"), text(&"v".repeat(600)))).collect();

@@ -84,6 +84,7 @@ fn every_linked_file_exists() {
         "CONTRIBUTING.md",
         "docs/ARCHITECTURE.md",
         "docs/OPERATION.md",
+        "docs/COPIES.md",
         "docs/ADDING-AN-EVENT.md",
         "docs/FIELD-CASES.md",
         "examples/producers/README.md",
