@@ -215,7 +215,7 @@ async fn the_brokers_own_headers_are_not_sent_again_and_others_are() {
 }
 
 /// What docs/COPIES.md says of foreign headers: each name, and where its value is in a copy.
-fn decisions() -> Vec<(String, Option<String>)> {
+pub fn decisions() -> Vec<(String, Option<String>)> {
     let document = include_str!("../../docs/COPIES.md");
     let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let headers = document.split("## Headers").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("a table");
