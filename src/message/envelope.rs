@@ -163,9 +163,13 @@ impl OccurredAt {
     fn parse(text: &str) -> Result<Self, &'static str> {
         const RULE: &str = "must be an RFC 3339 time with an offset";
 
-        // chrono's own parser is close to the RFC, but takes a blank for the T and a sign before the year.
+        // chrono's own parser is close to the RFC, but takes a blank for the T, a sign before the year, and U+2212 for the
+        // minus of the offset.
         let bytes = text.as_bytes();
-        if !(bytes.first().is_some_and(u8::is_ascii_digit) && matches!(bytes.get(10), Some(b'T' | b't'))) {
+        if !(text.is_ascii()
+            && bytes.first().is_some_and(u8::is_ascii_digit)
+            && matches!(bytes.get(10), Some(b'T' | b't')))
+        {
             return Err(RULE);
         }
         let time = DateTime::parse_from_rfc3339(text).map_err(|_| RULE)?.to_utc();
@@ -306,6 +310,7 @@ mod tests {
             (replaced("12:00:00Z", "24:00:00Z"), "occurred_at", "RFC 3339"),
             (replaced("12:00:00Z", "12:00:00+02:60"), "occurred_at", "RFC 3339"),
             (replaced("12:00:00Z", "12:00:00+0000"), "occurred_at", "RFC 3339"),
+            (replaced("12:00:00Z", "12:00:00\u{2212}01:00"), "occurred_at", "RFC 3339"),
             (replaced("2026-03-01T", "+10000-03-01T"), "occurred_at", "RFC 3339"),
             (replaced("\"2026-03-01T12:00:00Z\"", "1772366400"), "occurred_at", "invalid type: integer"),
             (replaced("\"order.order.placed.v1\"", "7"), "event_name", "invalid type"),
