@@ -297,7 +297,8 @@ async fn headers_that_fill_a_frame_lose_the_largest_ones_and_say_so() {
 async fn a_body_of_any_size_is_copied_whole() {
     let mut bed = TestBed::new().await;
     bed.set_ladder(1, 20);
-    let sizes = [1_000, 4_096, 131_060, 131_064, 131_080, 262_128, 1_000_000];
+    bed.set("consume.max_body", "16MiB");
+    let sizes = [1_000, 4_096, 131_060, 131_064, 131_080, 262_128, 1_000_000, 10_000_000];
     let bodies: Vec<_> = sizes
         .iter()
         .map(|size| {
@@ -307,7 +308,7 @@ async fn a_body_of_any_size_is_copied_whole() {
         .collect();
     let service = bed.start_with(Scripted::new(|_, _| Step::Fail)).await;
     bed.broker.publish_all(Order::EVENT, bodies.clone()).await;
-    let failed = bed.broker.failed(7).await;
+    let failed = bed.broker.failed(8).await;
     service.stop().await;
     for (body, size) in bodies.iter().zip(sizes) {
         assert_eq!(body.len(), size);

@@ -213,3 +213,23 @@ async fn changed_delays_start_beside_the_queues_of_the_old_ones() {
     assert!(bed.broker.exists(&bed.broker.retry_queue(4_000)).await, "nothing is deleted");
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_climbs_a_long_ladder_twice_and_is_dropped_as_no_cycle() {
+    let mut bed = TestBed::new().await;
+    bed.set_ladder(5, 10);
+    let orders = Order::many(5);
+    let script = Scripted::new(|_, _| Step::Fail);
+    let service = bed.start_with(script.clone()).await;
+    bed.broker.publish_all(Order::EVENT, orders.iter().map(Order::body)).await;
+    for message in bed.broker.failed(5).await {
+        bed.broker.send_to(&bed.broker.queue(), &message).await;
+    }
+    let failed = bed.broker.failed(5).await;
+    service.stop().await;
+    for order in &orders {
+        assert_eq!(script.attempts(&order.event_id).len(), 12);
+        assert!(failed.iter().any(|message| message.body == order.body().as_bytes()));
+    }
+    bed.finish().await;
+}

@@ -10,12 +10,14 @@ fn numbers() -> Vec<(AMQPValue, i32)> {
         (AMQPValue::ShortShortInt(1), 1),
         (AMQPValue::ShortShortUInt(1), 1),
         (AMQPValue::ShortInt(1), 1),
+        (AMQPValue::ShortUInt(1), 1),
         (AMQPValue::LongInt(1), 1),
         (AMQPValue::LongUInt(1), 1),
         (AMQPValue::LongLongInt(1), 1),
         (text("1"), 1),
         (text("2"), 2),
         (AMQPValue::LongInt(0), 0),
+        (AMQPValue::ShortShortInt(-1), 0),
         (AMQPValue::LongInt(-5), 0),
         (AMQPValue::LongLongInt(i64::MIN), 0),
     ]
@@ -30,6 +32,7 @@ fn others() -> Vec<AMQPValue> {
         AMQPValue::Boolean(true),
         AMQPValue::Void,
         AMQPValue::Timestamp(1),
+        AMQPValue::ByteArray(b"1".as_slice().into()),
         AMQPValue::FieldTable(FieldTable::default()),
         AMQPValue::FieldArray(FieldArray::default()),
         text(""),
@@ -37,12 +40,17 @@ fn others() -> Vec<AMQPValue> {
         text("1.0"),
         text(" 1"),
         text("0x1"),
+        text("+1"),
+        text("١"),
+        AMQPValue::LongString(b"\xff".as_slice().into()),
     ]
 }
 
 /// Values beyond any budget.
 fn beyond() -> Vec<AMQPValue> {
     vec![
+        AMQPValue::ShortShortUInt(u8::MAX),
+        AMQPValue::ShortUInt(u16::MAX),
         AMQPValue::LongInt(3),
         AMQPValue::LongInt(4),
         AMQPValue::LongLongInt(1_000_000),
