@@ -50,11 +50,13 @@ where
 }
 
 /// Foreign text made harmless for headers and logs: quoted, escaped and cut to 60 characters.
+///
+/// Everything but ASCII is escaped: what the contract spells in ASCII is often refused for a letter that looks like it.
 pub(crate) fn quote(text: &str) -> String {
     const SHOWN: usize = 60; // enough for an id, a name or a number; foreign text is bounded everywhere
     match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{:?}… ({} bytes)", &text[..end], text.len()),
-        None => format!("{text:?}"),
+        Some((end, _)) => format!("\"{}\"… ({} bytes)", text[..end].escape_default(), text.len()),
+        None => format!("\"{}\"", text.escape_default()),
     }
 }
 
@@ -156,7 +158,8 @@ impl fmt::Display for Quantity {
 
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserialize_text(deserializer, "a decimal number as a string, such as \"2.000\"", Self::parse)
+        const EXPECTED: &str = "a decimal as a string, such as \"2.000\" (JSON numbers are rounded on their way)";
+        deserialize_text(deserializer, EXPECTED, Self::parse)
     }
 }
 
@@ -240,6 +243,7 @@ mod tests {
     #[test]
     fn quoted_text_is_short_and_harmless() {
         assert_eq!(quote("a\nb\u{1b}"), r#""a\nb\u{1b}""#);
-        assert!(quote(&"é".repeat(1000)).len() < 200);
+        assert_eq!(quote("v\u{456}ew"), r#""v\u{456}ew""#);
+        assert!(quote(&"é".repeat(1000)).len() < 400);
     }
 }

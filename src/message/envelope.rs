@@ -45,8 +45,11 @@ pub fn decode(body: &[u8], content_encoding: Option<&str>, max_body: usize) -> R
         let what = format!("{} bytes, consume.max_body allows {max_body}", body.len());
         return Err(Undecodable::malformed("", what));
     }
-    let text = std::str::from_utf8(body)
-        .map_err(|error| Undecodable::malformed("", format!("not UTF-8 at byte {}", error.valid_up_to())))?;
+    let text = std::str::from_utf8(body).map_err(|error| {
+        let at = error.valid_up_to();
+        let near = body[at.saturating_sub(8)..body.len().min(at + 8)].escape_ascii();
+        Undecodable::malformed("", format!("is not UTF-8 at byte {at}, near \"{near}\""))
+    })?;
     check_text(text)?;
     let envelope: Envelope<'_> = parse(text, "")?;
     Ok(Message {
@@ -65,31 +68,56 @@ pub(super) fn parse<'b, T: Deserialize<'b>>(text: &'b str, place: &str) -> Resul
         Err(error) => {
             let mut again = serde_json::Deserializer::from_str(text);
             let path = match serde_path_to_error::deserialize::<_, Object<T>>(&mut again) {
-                Err(located) => match (place, located.path().to_string()) {
-                    ("", path) if path == "." => String::new(),
-                    (_, path) if path == "." => place.to_owned(),
-                    ("", path) => path,
-                    (place, path) => format!("{place}.{path}"),
-                },
+                Err(located) => {
+                    let path = located.path().to_string();
+                    // Of the whole it says ".", of a key that could not be read "?".
+                    let path = path.trim_end_matches(['.', '?']);
+                    [place, path].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
+                }
                 Ok(_) => place.to_owned(), // a whole value followed by something else
             };
-            // The place of a wrong value is its path; only bad JSON needs line and column.
-            let text = error.to_string();
-            let position = format!(" at line {} column {}", error.line(), error.column());
-            let what = if error.is_data() { text.strip_suffix(&position).unwrap_or(&text) } else { &text };
-            Err(Undecodable::malformed(&path, what.to_owned()))
+            // The place of a wrong value is its path; only bad JSON needs line and column, which count from where
+            // `text` begins.
+            let what = if error.is_data() || !place.is_empty() {
+                let position = format!(" at line {} column {}", error.line(), error.column());
+                let what = error.to_string();
+                what.strip_suffix(&position).unwrap_or(&what).to_owned()
+            } else {
+                format!("is not JSON: {error}, near {}", near(text, error.line(), error.column()))
+            };
+            Err(Undecodable::malformed(&path, what))
         }
     }
 }
 
+/// A few characters around a position of the parser's, which counts lines from 1 and the bytes of a line.
+fn near(text: &str, line: usize, column: usize) -> String {
+    let begin: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let at = (begin + column).saturating_sub(1).min(text.len());
+    quote(&text[text.floor_char_boundary(at.saturating_sub(10))..text.ceil_char_boundary(at + 10)])
+}
+
 /// What the parser itself lets pass: nesting (it skips ignored values without counting) and lone
-/// surrogates in ignored strings, which are no Unicode text.
+/// surrogates in ignored strings, which are no Unicode text. And what it has no good word for: a body that
+/// looks empty, or right, to the eye.
 ///
 /// Looks at well-formed JSON only; in anything else the parser finds the fault afterwards.
 fn check_text(text: &str) -> Result<(), Undecodable> {
     const MAX_DEPTH: usize = 128; // the usual limit of JSON parsers, this one's own included
 
+    if text.trim_ascii().is_empty() {
+        return Err(Undecodable::malformed("", "is empty".to_owned()));
+    }
+    if text.starts_with('\u{feff}') {
+        return Err(Undecodable::malformed("", "begins with a byte order mark (EF BB BF)".to_owned()));
+    }
     let bytes = text.as_bytes();
+    // Almost every body has no escapes, and too few brackets to be nested too deep: no need to look at each byte in
+    // turn. Counted by bytes, many at once.
+    let openings = |chunk: &[u8]| chunk.iter().map(|byte| u8::from(matches!(byte, b'{' | b'['))).sum::<u8>();
+    if bytes.chunks(255).map(|chunk| usize::from(openings(chunk))).sum::<usize>() <= MAX_DEPTH && !text.contains('\\') {
+        return Ok(());
+    }
     let (mut depth, mut in_string, mut at) = (0_usize, false, 0);
     while let Some(&byte) = bytes.get(at) {
         at += 1;
@@ -104,11 +132,9 @@ fn check_text(text: &str) -> Result<(), Undecodable> {
                 match code_unit(escape) {
                     Some(0xD800..=0xDBFF) => match code_unit(escape.get(6..).unwrap_or_default()) {
                         Some(0xDC00..=0xDFFF) if escape[5] == b'\\' => at += 10, // both halves
-                        _ => return Err(Undecodable::malformed("", "a lone surrogate in a string".to_owned())),
+                        _ => return Err(lone_surrogate(at)),
                     },
-                    Some(0xDC00..=0xDFFF) => {
-                        return Err(Undecodable::malformed("", "a lone surrogate in a string".to_owned()));
-                    }
+                    Some(0xDC00..=0xDFFF) => return Err(lone_surrogate(at)),
                     _ => {}
                 }
             }
@@ -124,6 +150,10 @@ fn check_text(text: &str) -> Result<(), Undecodable> {
         }
     }
     Ok(())
+}
+
+fn lone_surrogate(at: usize) -> Undecodable {
+    Undecodable::malformed("", format!("has a lone surrogate in a string at byte {at}"))
 }
 
 /// The UTF-16 code unit of an escape that begins at its `u`.
@@ -192,8 +222,8 @@ impl Undecodable {
     /// Something is wrong at `place`, a path such as `payload.lines[2].quantity`, or "" for the whole.
     pub(super) fn malformed(place: &str, mut what: String) -> Self {
         // The parser quotes a value of a wrong type in full, with the rule behind it.
-        if what.len() > 400 {
-            let middle = what.floor_char_boundary(200)..what.ceil_char_boundary(what.len() - 200);
+        if what.len() > 300 {
+            let middle = what.floor_char_boundary(130)..what.ceil_char_boundary(what.len() - 130);
             what.replace_range(middle, "…");
         }
         let place = match place {
@@ -270,7 +300,7 @@ mod tests {
     fn what_is_refused_is_named_with_its_place() {
         for (body, place, rule) in [
             (replaced("\"2.000\"", "2.000"), "payload.lines[0].quantity", "invalid type: floating point `2.0`"),
-            (replaced("\"2.000\"", "2"), "payload.lines[0].quantity", "decimal number as a string"),
+            (replaced("\"2.000\"", "2"), "payload.lines[0].quantity", "decimal as a string"),
             (replaced("\"2.000\"", "\"2.0005\""), "payload.lines[0].quantity", "got \"2.0005\""),
             (replaced("\"2.000\"", "null"), "payload.lines[0].quantity", "invalid type: null"),
             (replaced("-966c26f8ad91", ""), "payload.orderId", "36 characters"),
@@ -315,10 +345,10 @@ mod tests {
             (replaced("\"2026-03-01T12:00:00Z\"", "1772366400"), "occurred_at", "invalid type: integer"),
             (replaced("\"order.order.placed.v1\"", "7"), "event_name", "invalid type"),
             (format!("{ENVELOPE}x"), "", "trailing characters"),
-            (format!("\u{feff}{ENVELOPE}"), "", "expected value"),
+            (format!("\u{feff}{ENVELOPE}"), "", "byte order mark"),
             ("[]".to_owned(), "", "expected an object"),
             ("null".to_owned(), "", "expected an object"),
-            (String::new(), "", "EOF"),
+            (String::new(), "", "is empty"),
             (replaced("{\"event_id\"", "{\"x\":\"\\ud800\",\"event_id\""), "", "surrogate"),
             (replaced("{\"event_id\"", "{\"x\":\"\\udc00\",\"event_id\""), "", "surrogate"),
             (replaced("{\"event_id\"", "{\"x\":\"\\ud800\\ud800\",\"event_id\""), "", "surrogate"),
