@@ -1,7 +1,7 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo test producers chaos lint doc sqlx sqlx-check ci
+.PHONY: help demo test producers chaos lint doc contract sqlx sqlx-check ci
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
 CHAOS_SECONDS ?= 60
@@ -36,6 +36,9 @@ lint: ## formatting, clippy, shellcheck
 
 doc: ## build the documentation, with warnings as errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+
+contract: ## write docs/contract/INPUTS.md anew, after a change to the vectors
+	UPDATE_EXPECT=1 cargo test --locked --test it -- the_table_of_inputs
 
 sqlx: ## write .sqlx anew, after a change to a query or a migration
 	ONLY=postgres scripts/with-servers scripts/sqlx-prepare target/sqlx-data

@@ -8,6 +8,7 @@
 mod support;
 
 mod architecture;
+mod asyncapi;
 mod batches;
 mod broker_faults;
 mod broker_rights;
@@ -48,4 +49,5 @@ mod sqlstates;
 mod start;
 mod topology;
 mod transactions;
+mod vectors;
 mod window;
