@@ -1,5 +1,6 @@
 //! The commands: one file each, and what they share.
 
+mod check;
 mod consume;
 mod doctor;
 mod health;
@@ -54,6 +55,7 @@ enum Command {
     #[command(after_help = "Example:\n  STOCK__CONSUME__WORKERS=4 stock-service config")]
     Config,
     Doctor(doctor::Args),
+    Check(check::Args),
 }
 
 impl Cli {
@@ -81,6 +83,7 @@ impl Cli {
                 Command::Migrate => migrate(&settings).await,
                 Command::Config => say(settings.to_toml().trim_end()),
                 Command::Doctor(args) => doctor::run(args, &settings).await,
+                Command::Check(args) => check::run(&args, &settings),
             }
         });
         // Whatever still runs, a lookup of a name for instance, is not waited for.

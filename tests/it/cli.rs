@@ -8,7 +8,7 @@ use crate::support::{Order, Process, TestBed};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn help_explains_every_command_and_shows_an_example() {
-    for command in ["consume", "purge", "migrate", "config", "doctor"] {
+    for command in ["consume", "purge", "migrate", "config", "doctor", "check"] {
         let end = Process::spawn(&[command, "--help"], &[]).end().await;
         assert_eq!(end.code(), Some(0), "{}", end.stderr);
         assert!(end.stdout.contains("Usage:"), "{}", end.stdout);

@@ -12,6 +12,7 @@ mod asyncapi;
 mod batches;
 mod broker_faults;
 mod broker_rights;
+mod check;
 mod cli;
 mod commit;
 mod contract;

@@ -26,7 +26,7 @@ pub use broker::Broker;
 pub use events::{Order, StatusChange, id};
 pub use http::Endpoint;
 pub use message::{Message, persistent, table, text, with_headers};
-pub use process::{Finished, Process, temporary_file};
+pub use process::{Finished, Process, TemporaryFile, temporary_file};
 pub use proxy::{Proxy, Way};
 pub use scripted::{Scripted, Step};
 pub use servers::Servers;
