@@ -14,10 +14,10 @@ use std::time::Duration;
 
 pub use lapin::Connection;
 use lapin::ErrorKind;
-use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
+use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
 
 pub use connection::{close, connect};
-pub use consumer::{Limits, Parcel, Received, Subscription};
+pub use consumer::{Limits, Parcel, Received, Subscription, Unreadable};
 pub use publisher::Publisher;
 pub use queues::oldest_waiting;
 pub use settler::Settler;
@@ -43,6 +43,16 @@ impl BrokerError {
     fn is(&self, code: AMQPSoftError) -> bool {
         let Self::Lapin(error) = self else { return false };
         matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(code))
+    }
+}
+
+/// Whether something came that the client cannot read, which costs it its connection: bytes in a header's name that are no
+/// UTF-8, or headers that the broker's own have made larger than a frame.
+fn is_unreadable(error: &lapin::Error) -> bool {
+    match error.kind() {
+        ErrorKind::ParsingError(_) => true,
+        ErrorKind::ProtocolError(error) => *error.kind() == AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR),
+        _ => false,
     }
 }
 

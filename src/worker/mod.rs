@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use self::hand::{Hand, Pending, Record, Suspect};
-use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology};
+use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology, Unreadable};
 use crate::db::Database;
 use crate::inbox::{Dispatch, Interrupted, Processor};
 use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Verdict};
@@ -34,6 +34,9 @@ const WATCH: Duration = Duration::from_secs(1);
 /// How long nothing must have come before a worker subscribes anew. A broker may take messages for delivered that never
 /// came here (after an election among its nodes, for instance); the end of the channel gives them back.
 const RENEWAL: Duration = Duration::from_secs(60);
+
+/// How many messages that cannot be read, or deliveries of one, are met without a pause: more than the delivery limit.
+const ENOUGH: u32 = 40;
 
 /// The longest that the way to a subscription may take from one beat to the next: a declaration for each of a hundred
 /// retry queues, each within its limit, is the longest step.
@@ -83,6 +86,7 @@ impl<D: Dispatch> Workers<D> {
         let publisher = Publisher::new(this.amqp.url.clone(), this.topology.clone(), this.monitor.metrics.clone());
         let pulse = this.monitor.health.pulse("consumption", SETUP_LIMIT);
         let mut pauses = reconnect_pauses();
+        let mut unreadable = 0;
         let mut applied = 0;
         while let Err(error) = this.session(&publisher, &pulse, &stop).await {
             // Only what got work done starts with short pauses again: a broker that takes the connection and refuses
@@ -90,8 +94,14 @@ impl<D: Dispatch> Workers<D> {
             let so_far = this.processor.applied();
             if so_far > std::mem::replace(&mut applied, so_far) {
                 pauses = reconnect_pauses();
+                unreadable = 0;
             }
-            let pause = pauses.next().unwrap_or_default();
+            // What cannot be read holds up all others until it has come as often as the broker lets it.
+            unreadable += u32::from(error.is::<Unreadable>());
+            let pause = match error.is::<Unreadable>() && unreadable <= ENOUGH {
+                true => Duration::from_millis(50),
+                false => pauses.next().unwrap_or_default(),
+            };
             let error = format!("{error:#}");
             this.subscribed.blocked(&error);
             tracing::warn!(broker = %this.amqp.url, error, ?pause, "not consuming");

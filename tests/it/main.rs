@@ -50,5 +50,6 @@ mod sqlstates;
 mod start;
 mod topology;
 mod transactions;
+mod unreadable;
 mod vectors;
 mod window;
