@@ -201,9 +201,9 @@ impl Subscription {
         self.window == self.prefetch
     }
 
-    /// Ends the consumer if its window has yet to grow: now, before its batch is settled, its window is full and nothing
-    /// on its way. What is on its way to a consumer that has ended goes back to the queue, which counts that towards the
-    /// delivery limit.
+    /// Ends the consumer if its window has yet to grow: now, before its batch is settled, its window is mostly full and
+    /// hardly anything on its way. What is on its way to a consumer that has ended goes back to the queue, which counts
+    /// that towards the delivery limit.
     ///
     /// # Errors
     /// The broker's.

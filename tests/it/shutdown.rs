@@ -9,11 +9,11 @@ use crate::support::{Order, Process, TestBed, eventually};
 /// Far below the grace period, far above what an idle process needs.
 const PROMPT: Duration = Duration::from_secs(8);
 
-/// Starts the binary and waits until it consumes.
+/// Starts the binary, when the one before is gone for the broker, too, and waits until it consumes.
 async fn consuming(bed: &TestBed) -> Process {
-    let before = bed.broker.consumers().await;
+    eventually("nobody consumes", async || bed.broker.consumers().await == 0).await;
     let process = bed.spawn(&["consume"]);
-    eventually("it consumes", async || bed.broker.consumers().await > before).await;
+    eventually("it consumes", async || bed.broker.consumers().await > 0).await;
     process
 }
 

@@ -40,8 +40,8 @@ pub struct TestBed {
     pub pool: PgPool,
     /// The test's own view of the broker.
     pub broker: Broker,
-    /// What the service says of itself when it runs in this process.
-    pub monitor: Monitor,
+    /// For what the test applies by itself.
+    monitor: Monitor,
     environment: Vec<(String, String)>,
     /// The URL of the server's own database, which no test works in.
     server: String,
@@ -145,11 +145,12 @@ impl TestBed {
 
     /// Starts the service in this process, with these handlers, and waits until it consumes.
     pub async fn start_with<D: Dispatch>(&self, dispatch: D) -> Service {
-        let before = self.broker.consumers().await;
-        let stop = CancellationToken::new();
-        let workers = Workers::new(&self.settings(), self.database(), dispatch, false, self.monitor.clone());
+        let (stop, monitor) = (CancellationToken::new(), Monitor::default());
+        let workers = Workers::new(&self.settings(), self.database(), dispatch, false, monitor.clone());
         let task = tokio::spawn(workers.run(stop.clone()));
-        eventually("the service consumes", async || self.broker.consumers().await > before).await;
+        // Not by the broker's count, which is late to tell of a consumer that has gone.
+        let consumes = async || monitor.health.report().not_ready.iter().all(|finding| finding.part != "broker");
+        eventually("the service consumes", consumes).await;
         Service::new(stop, task)
     }
 
@@ -160,7 +161,7 @@ impl TestBed {
 
     /// Works until the queue is empty and nothing is in hand, with these handlers.
     pub async fn drain_with<D: Dispatch>(&self, dispatch: D) {
-        let workers = Workers::new(&self.settings(), self.database(), dispatch, true, self.monitor.clone());
+        let workers = Workers::new(&self.settings(), self.database(), dispatch, true, Monitor::default());
         let run = workers.run(CancellationToken::new());
         tokio::time::timeout(PATIENCE, run).await.expect("an empty queue in time");
     }
