@@ -134,8 +134,7 @@ impl Service {
         {
             return trouble.clone();
         }
-        let ping = async { self.database.begin().await?.rollback().await };
-        let cause = match timeout(PING_TIMEOUT, ping).await {
+        let cause = match timeout(PING_TIMEOUT, self.database.ping()).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(format!("{:#}", explain(error))),
             Err(_) => Some(format!("no answer within {PING_TIMEOUT:?}")),

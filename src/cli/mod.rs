@@ -124,8 +124,7 @@ async fn with_database<T>(
 ) -> anyhow::Result<T> {
     let database = Database::new(&settings.database, 2);
     let place = settings.database.url.place();
-    let answer = async { database.begin().await?.rollback().await };
-    let result = match tokio::time::timeout(PATIENCE, answer).await {
+    let result = match tokio::time::timeout(PATIENCE, database.ping()).await {
         Ok(Ok(())) => work(&database).await,
         Ok(Err(error)) => Err(explain(error).context(format!("cannot reach the database at {place}"))),
         Err(_) => Err(anyhow!("the database at {place} does not answer within {PATIENCE:?}")),

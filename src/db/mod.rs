@@ -78,6 +78,14 @@ impl Database {
         Ok(transaction)
     }
 
+    /// Begins a transaction and gives it up: whether the database answers.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub async fn ping(&self) -> sqlx::Result<()> {
+        self.begin().await?.rollback().await
+    }
+
     /// Waits for a statement no longer than a transaction may take. The server bounds each statement by itself; this is
     /// for a network that has gone silent.
     ///
