@@ -1,5 +1,7 @@
 //! A look into the queues where messages wait, without taking any.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use lapin::Connection;
 use lapin::message::BasicGetMessage;
@@ -14,15 +16,13 @@ use super::{BrokerError, Topology, answer};
 /// oldest is among the first, unless somebody sent old ones again.
 const LOOK: usize = 1_000;
 
-/// When the oldest message in the failure and retry queues failed, or was made: by its `failed-at`, else its
-/// `timestamp`. Looks at the first 1,000 of each queue and gives them back. A queue that does not exist holds nothing.
+/// How long ago the oldest message in the failure and retry queues failed, or was made: by its `failed-at`, else its
+/// `timestamp`; zero when none waits. Looks at the first 1,000 of each queue and gives them back. A queue that does not
+/// exist holds nothing.
 ///
 /// # Errors
 /// The broker's or the network's: without the right to read a queue nothing is known of it.
-pub async fn oldest_waiting(
-    connection: &Connection,
-    topology: &Topology,
-) -> Result<Option<DateTime<Utc>>, BrokerError> {
+pub async fn oldest_waiting(connection: &Connection, topology: &Topology) -> Result<Duration, BrokerError> {
     let mut oldest = None;
     for queue in topology.retry_queues().into_iter().chain([topology.failure_queue()]) {
         let channel = answer(connection.create_channel()).await?;
@@ -40,7 +40,8 @@ pub async fn oldest_waiting(
             answer(channel.close(200, "looked".into())).await?;
         }
     }
-    Ok(oldest)
+    // What was made by a clock that is ahead has no age yet.
+    Ok(oldest.map_or(Duration::ZERO, |time| (Utc::now() - time).to_std().unwrap_or_default()))
 }
 
 fn made_at(message: &BasicGetMessage) -> Option<DateTime<Utc>> {

@@ -99,8 +99,7 @@ async fn longest_wait(settings: &Settings) -> anyhow::Result<Duration> {
     let topology = Topology::new(&settings.amqp, &settings.retry);
     let oldest = broker::oldest_waiting(&connection, &topology).await;
     broker::close(&connection).await;
-    let age = oldest?.map_or(Duration::ZERO, |time| (Utc::now() - time).to_std().unwrap_or_default());
-    Ok(age + settings.retry.all_delays())
+    Ok(oldest? + settings.retry.all_delays())
 }
 
 async fn progress_bar(database: &Database, cutoff: chrono::DateTime<Utc>) -> anyhow::Result<ProgressBar> {

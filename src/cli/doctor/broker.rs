@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::Utc;
-
 use super::super::PATIENCE;
 use super::findings::{Findings, Level};
 use crate::broker::examine::{self, Part, Product, Publishing, Refusal};
@@ -167,11 +165,7 @@ fn judge_messages(parts: &[Part], settings: &Settings, findings: &mut Findings) 
     }
 }
 
-fn judge_waiting(
-    oldest: Result<Option<chrono::DateTime<Utc>>, BrokerError>,
-    settings: &Settings,
-    findings: &mut Findings,
-) {
+fn judge_waiting(oldest: Result<Duration, BrokerError>, settings: &Settings, findings: &mut Findings) {
     let check = "purge.horizon";
     let purge = &settings.purge;
     let delays = settings.retry.all_delays();
@@ -184,7 +178,7 @@ fn judge_waiting(
         );
     }
     let age = match oldest {
-        Ok(oldest) => oldest.map_or(Duration::ZERO, |time| (Utc::now() - time).to_std().unwrap_or_default()),
+        Ok(age) => age,
         Err(error) => {
             findings.warn(
                 check,
