@@ -14,6 +14,13 @@ async fn listening(bed: &mut TestBed) -> (Process, Endpoint) {
     (process, endpoint)
 }
 
+/// Starts the binary with an endpoint of its own, and waits until it is ready.
+async fn ready(bed: &mut TestBed) -> (Process, Endpoint) {
+    let (process, endpoint) = listening(bed).await;
+    endpoint.is_ready(true).await;
+    (process, endpoint)
+}
+
 async fn ends(process: Process) {
     process.signal("TERM").await;
     assert_eq!(process.end().await.code(), Some(0));
@@ -22,8 +29,7 @@ async fn ends(process: Process) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_consumes_is_ready_and_live() {
     let mut bed = TestBed::new().await;
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     assert_eq!(bed.broker.consumers().await, 1);
     assert_eq!(endpoint.get("/readyz").await.1, r#"{"ready":true,"not_ready":[],"warnings":[]}"#);
     assert_eq!(endpoint.get("/livez").await, (200, r#"{"live":true,"fatal":[]}"#.to_owned()));
@@ -48,8 +54,7 @@ async fn without_its_broker_it_is_live_and_not_ready_and_says_why() {
 async fn an_idle_service_notices_that_its_database_is_away_and_that_it_is_back() {
     let mut bed = TestBed::new().await;
     let name = bed.database_name();
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     bed.execute_beside(&format!("alter database {name} with allow_connections false")).await;
     bed.execute_beside(&format!(
         "select count(pg_terminate_backend(pid)) from pg_stat_activity
@@ -70,8 +75,7 @@ async fn a_worker_that_holds_is_not_ready_and_its_messages_and_their_cause_are_c
     let mut bed = TestBed::new().await;
     bed.set("database.timeout", "1s");
     bed.set("consume.workers", "1");
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     let lock = bed.side_session("lock table reservation in access exclusive mode").await;
     bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
     let cause = endpoint.is_not_ready_for("worker 0").await;
@@ -93,8 +97,7 @@ async fn a_worker_that_holds_is_not_ready_and_its_messages_and_their_cause_are_c
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_is_stuck_in_a_transaction_is_not_ready_before_that_has_timed_out() {
     let mut bed = TestBed::new().await;
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     let lock = bed.side_session("lock table reservation in access exclusive mode").await;
     bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
     bed.blocked(1).await;
@@ -112,8 +115,7 @@ async fn a_worker_that_is_stuck_in_a_transaction_is_not_ready_before_that_has_ti
 async fn a_subscription_that_ended_is_not_ready_until_there_is_another() {
     let mut bed = TestBed::new().await;
     bed.set("amqp.declare", "false");
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     bed.broker.delete(&bed.broker.queue()).await;
     let cause = endpoint.is_not_ready_for("broker").await;
     assert!(!cause.is_empty());
@@ -128,8 +130,7 @@ async fn a_subscription_that_ended_is_not_ready_until_there_is_another() {
 async fn copies_that_cannot_be_placed_are_a_warning_for_all_else_goes_on() {
     let mut bed = TestBed::new().await;
     bed.set("amqp.declare", "false");
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     bed.broker.delete(&bed.broker.failure_queue()).await;
     bed.broker.publish(Order::EVENT, "no event").await;
     bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
@@ -152,8 +153,7 @@ async fn copies_that_cannot_be_placed_are_a_warning_for_all_else_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_is_stopping_is_live_and_not_ready() {
     let mut bed = TestBed::new().await;
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     let lock = bed.side_session("lock table reservation in access exclusive mode").await;
     bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
     bed.blocked(1).await;
@@ -180,8 +180,7 @@ async fn an_address_in_use_ends_the_start_and_names_the_setting() {
 #[tokio::test(flavor = "multi_thread")]
 async fn health_asks_the_running_worker() {
     let mut bed = TestBed::new().await;
-    let (process, endpoint) = listening(&mut bed).await;
-    endpoint.is_ready(true).await;
+    let (process, endpoint) = ready(&mut bed).await;
     bed.set("http.listen", &endpoint.address());
     for arguments in [&["health"][..], &["health", "--live"]] {
         let end = bed.spawn(arguments).end().await;
