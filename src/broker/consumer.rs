@@ -208,10 +208,10 @@ impl Subscription {
     /// # Errors
     /// The broker's.
     pub async fn pause_to_grow(&mut self) -> anyhow::Result<()> {
-        if !self.is_wide() && !self.paused {
-            self.unsubscribe().await?;
+        match self.is_wide() {
+            true => Ok(()),
+            false => self.unsubscribe().await,
         }
-        Ok(())
     }
 
     /// Widens the window when a batch was `settled`; or opens a new one when messages that cannot be settled yet have
@@ -228,9 +228,7 @@ impl Subscription {
         if !grows && !used_up && !self.paused {
             return Ok(());
         }
-        if !self.paused {
-            self.unsubscribe().await?;
-        }
+        self.unsubscribe().await?;
         if grows {
             self.window = self.window.saturating_mul(GROWTH).min(self.prefetch);
         }
@@ -238,11 +236,14 @@ impl Subscription {
         self.subscribe_again().await
     }
 
-    /// Ends the consumer and keeps what it had delivered by then.
+    /// Ends the consumer, if it has not ended, and keeps what it had delivered by then.
     ///
     /// # Errors
     /// The broker's.
     pub async fn unsubscribe(&mut self) -> anyhow::Result<()> {
+        if self.paused {
+            return Ok(());
+        }
         answer(self.channel.basic_cancel(self.consumer.tag(), BasicCancelOptions::default())).await?;
         self.paused = true;
         while let Some(Some(delivery)) = self.consumer.next().now_or_never() {
