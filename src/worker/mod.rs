@@ -124,7 +124,9 @@ impl<D: Dispatch> Workers<D> {
         let setup = async {
             // Messages that are taken while nothing can be done with them only grow old in the window; and the broker,
             // which takes back what is unsettled for half an hour, counts each time.
-            self.database_works(&mut Outage::new(&self.monitor, "database"), pulse, 0).await;
+            let mut outage = Outage::new(&self.monitor, "database");
+            self.database_works(&mut outage, pulse, 0).await;
+            outage.over();
             let connection = broker::connect(&self.amqp.url, "consume").await.context("cannot connect")?;
             self.topology.ensure(&connection).await?;
             anyhow::Ok(connection)
