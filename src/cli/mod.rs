@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
     version,
     arg_required_else_help = true,
     after_help = "Settings: config/default.toml lists them all; \
-    `stock-service config` prints those in effect. DATABASE_URL and AMQP_URL are read from the environment."
+    `stock-service config` prints those in effect. DATABASE_URL and AMQP_URL are read from the environment, or from the \
+    files that DATABASE_URL_FILE and AMQP_URL_FILE name."
 )]
 pub struct Cli {
     #[command(subcommand)]

@@ -269,6 +269,10 @@ impl FromStr for DatabaseUrl {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         const RULE: &str = "must be a URL such as postgres://user:password@host:5432/database, with special characters \
                             of user and password percent-encoded";
+        // The URL parser drops blanks and line ends where they are least expected.
+        if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(RULE);
+        }
         let url = url::Url::parse(text).map_err(|_| RULE)?;
         if !matches!(url.scheme(), "postgres" | "postgresql") || url.fragment().is_some() {
             return Err(RULE);

@@ -43,6 +43,7 @@ mod reconnect;
 mod reservations;
 mod retries;
 mod retry_count;
+mod secret_files;
 mod secrets;
 mod settings;
 mod shutdown;

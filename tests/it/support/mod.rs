@@ -117,8 +117,13 @@ impl TestBed {
 
     /// Changes a variable for what is started from now on.
     pub fn set_variable(&mut self, name: &str, value: &str) {
-        self.environment.retain(|(key, _)| key != name);
+        self.unset_variable(name);
         self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Takes a variable away from what is started from now on.
+    pub fn unset_variable(&mut self, name: &str) {
+        self.environment.retain(|(key, _)| key != name);
     }
 
     /// A variable of what is started from now on.

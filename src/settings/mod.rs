@@ -1,21 +1,25 @@
-//! Settings: embedded defaults, a file, the environment, flags; validated as a whole, every fault by its key.
+//! Settings: embedded defaults, a file, the environment and the files that it names, flags; validated as a whole, every
+//! fault by its key.
+
+mod sources;
+mod values;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::str::FromStr;
 use std::time::Duration;
 
-use config::{Config, Environment, File, FileFormat, ValueKind};
-
+use self::sources::{environment_layer, file_layer, read_files, text_layer, usual_layer, usual_variable, variable};
+pub use self::values::{UNITS, mask, parse_duration};
+use self::values::{duration, name, size, whole, yes_or_no};
 use crate::broker::{AmqpUrl, QueueType};
 use crate::db::DatabaseUrl;
 use crate::message::RetryPolicy;
 use crate::telemetry::{LogFormat, is_log_filter};
 
 /// The commented defaults, which also say which keys there are.
-pub const DEFAULTS: &str = include_str!("../config/default.toml");
+pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 
 /// Everything that can be set.
 #[derive(Clone, Debug)]
@@ -111,7 +115,7 @@ impl Settings {
         flags: &[(String, String)],
     ) -> Result<Self, Invalid> {
         let mut problems = Vec::new();
-        let defaults = flat(&source(File::from_str(DEFAULTS, FileFormat::Toml)).unwrap_or_default());
+        let defaults = text_layer(DEFAULTS);
         let mut values = defaults.clone();
         let mut add = |layer: BTreeMap<String, String>, names: &dyn Fn(&str) -> String| {
             for (key, value) in layer {
@@ -124,30 +128,23 @@ impl Settings {
         };
         let mut others = Vec::new();
         if let Some(path) = file {
-            match source(File::from(path).format(FileFormat::Toml)) {
-                Ok(table) => add(flat(&table), &|key| format!("{key} in {}", path.display())),
-                // The parser's text quotes the line at fault, which may hold a password.
-                Err(_) if path.exists() => others.push(format!("{}: is no readable TOML", path.display())),
-                Err(_) => others.push(format!("{}: there is no such file", path.display())),
+            match file_layer(path) {
+                Ok(layer) => add(layer, &|key| format!("{key} in {}", path.display())),
+                Err(fault) => others.push(fault),
             }
         }
-        let environment: HashMap<_, _> = environment.into_iter().collect();
-        let short = [("database.url", "DATABASE_URL"), ("amqp.url", "AMQP_URL")];
-        let short = short.into_iter().filter_map(|(key, name)| Some((key.to_owned(), environment.get(name)?.clone())));
-        add(short.collect(), &|key| format!("{}_URL", key.trim_end_matches(".url").to_uppercase()));
+        let mut environment: HashMap<_, _> = environment.into_iter().collect();
+        let from_files = read_files(&mut environment, &defaults, &mut others);
+        add(usual_layer(&environment), &|key| usual_variable(key).unwrap_or_default().to_owned());
         let log_filter = environment.get("RUST_LOG").filter(|text| !text.is_empty()).cloned();
         if log_filter.as_ref().is_some_and(|text| !is_log_filter(text)) {
             others.push("RUST_LOG: must be a filter such as info,stock_service=debug".to_owned());
         }
-        let long = environment.into_iter().filter(|(name, _)| name.starts_with("STOCK__")).collect();
-        let long = Environment::with_prefix("STOCK").prefix_separator("__").separator("__").source(Some(long));
-        add(flat(&source(long).unwrap_or_default()), &|key| {
-            format!("STOCK__{}", key.to_uppercase().replace('.', "__"))
-        });
+        add(environment_layer(environment), &variable);
         add(flags.iter().cloned().collect(), &|key| format!("--set {key}"));
         problems.extend(others);
 
-        let mut reader = Reader { values: &values, defaults: &defaults, problems };
+        let mut reader = Reader { values: &values, defaults: &defaults, from_files: &from_files, problems };
         let mut settings = Self::read(&mut reader);
         let problems = reader.problems;
         if !problems.is_empty() {
@@ -262,6 +259,8 @@ impl Settings {
 struct Reader<'a> {
     values: &'a BTreeMap<String, String>,
     defaults: &'a BTreeMap<String, String>,
+    /// By key the variable that named the file.
+    from_files: &'a BTreeMap<String, String>,
     problems: Vec<String>,
 }
 
@@ -270,9 +269,11 @@ impl Reader<'_> {
         match parse(&self.values[key]) {
             Ok(value) => value,
             Err(rule) => {
-                self.problems.push(match key.ends_with(".url") {
-                    true => format!("{key}: {rule}"),
-                    false => format!("{key}: {rule}, got {}", crate::stock::quote(&self.values[key])),
+                self.problems.push(match self.from_files.get(key) {
+                    // What is in a file may be a secret, if only by mistake.
+                    Some(variable) => format!("{key}: {rule}; it was read from the file in {variable}"),
+                    None if key.ends_with(".url") => format!("{key}: {rule}"),
+                    None => format!("{key}: {rule}, got {}", crate::stock::quote(&self.values[key])),
                 });
                 match parse(&self.defaults[key]) {
                     Ok(default) => default,
@@ -281,110 +282,6 @@ impl Reader<'_> {
             }
         }
     }
-}
-
-fn source(
-    source: impl config::Source + Send + Sync + 'static,
-) -> Result<config::Map<String, config::Value>, config::ConfigError> {
-    Config::builder().add_source(source).build()?.cache.into_table()
-}
-
-/// Nested tables as dotted keys.
-fn flat(table: &config::Map<String, config::Value>) -> BTreeMap<String, String> {
-    let mut keys = BTreeMap::new();
-    for (key, value) in table {
-        match &value.kind {
-            ValueKind::Table(inner) => {
-                keys.extend(flat(inner).into_iter().map(|(rest, value)| (format!("{key}.{rest}"), value)));
-            }
-            kind => drop(keys.insert(key.clone(), kind.to_string())),
-        }
-    }
-    keys
-}
-
-/// Parses a duration: a whole number and one of the units, nothing else.
-///
-/// # Errors
-/// The rule that was broken.
-pub fn parse_duration(text: &str, units: &[(&str, u64)]) -> Result<Duration, String> {
-    let rule = || {
-        let names: Vec<_> = units.iter().map(|(name, _)| *name).collect();
-        format!("must be a whole number and one of {}, such as 30d", names.join(", "))
-    };
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let &(_, milliseconds) = units.iter().find(|(name, _)| *name == unit).ok_or_else(rule)?;
-    let number: u64 = number.parse().map_err(|_| rule())?;
-    number.checked_mul(milliseconds).map(Duration::from_millis).ok_or_else(|| "is too long".to_owned())
-}
-
-/// The units of settings, in milliseconds; those of a horizon on the command line are all but the first.
-pub const UNITS: [(&str, u64); 6] =
-    [("ms", 1), ("s", 1_000), ("min", 60_000), ("h", 3_600_000), ("d", 86_400_000), ("w", 604_800_000)];
-
-fn duration(least: &'static str, most: &'static str) -> impl Fn(&str) -> Result<Duration, String> {
-    move |text| {
-        let duration = parse_duration(text, &UNITS)?;
-        match duration < parse_duration(least, &UNITS)? || duration > parse_duration(most, &UNITS)? {
-            true => Err(format!("must be {least} to {most}")),
-            false => Ok(duration),
-        }
-    }
-}
-
-fn whole<T: FromStr + PartialOrd + Copy + fmt::Display>(least: T, most: T) -> impl Fn(&str) -> Result<T, String> {
-    move |text| match text.parse() {
-        Ok(number) if (least..=most).contains(&number) && text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
-        _ => Err(format!("must be a whole number from {least} to {most}")),
-    }
-}
-
-fn yes_or_no(text: &str) -> Result<bool, &'static str> {
-    text.parse().map_err(|_| "must be true or false")
-}
-
-fn size(text: &str) -> Result<usize, &'static str> {
-    const RULE: &str = "must be a whole number and B, KiB or MiB, from 1KiB to 128MiB";
-
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let unit = match unit {
-        "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        _ => return Err(RULE),
-    };
-    // 128 MiB is the largest message of RabbitMQ 3.
-    let size = number.parse::<usize>().ok().and_then(|number| number.checked_mul(unit));
-    size.filter(|size| (1 << 10..=128 << 20).contains(size)).ok_or(RULE)
-}
-
-/// A broker's name for a queue or an exchange: a short string, some of it needed for the suffixes.
-fn name(text: &str) -> Result<String, &'static str> {
-    match text.len() <= 200 && !text.starts_with("amq.") && !text.chars().any(char::is_control) {
-        true => Ok(text.to_owned()),
-        false => Err("must have at most 200 bytes, no control characters, and not begin with amq."),
-    }
-}
-
-/// Writes a URL without its secrets.
-///
-/// # Errors
-/// The formatter's.
-pub fn mask(url: &url::Url, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let mut masked = url.clone();
-    if url.password().is_some() && masked.set_password(Some("***")).is_err() {
-        return f.write_str("***");
-    }
-    if url.query().is_some() {
-        let shown = url.query_pairs().map(|(key, value)| match key.contains("pass") {
-            true => (key, "***".into()),
-            false => (key, value),
-        });
-        masked.query_pairs_mut().clear().extend_pairs(shown).finish();
-    }
-    fmt::Display::fmt(&masked, f)
 }
 
 #[cfg(test)]
@@ -483,31 +380,5 @@ mod tests {
             assert!(error.contains(key), "{key} is missing in: {error}");
         }
         assert!(!error.contains("S3CR3T"), "{error}");
-    }
-
-    #[test]
-    fn a_duration_has_one_spelling() {
-        for (text, seconds) in [("30d", 2_592_000), ("720h", 2_592_000), ("4w", 2_419_200), ("15min", 900), ("1s", 1)] {
-            assert_eq!(parse_duration(text, &UNITS).unwrap().as_secs(), seconds, "{text}");
-        }
-        for text in [
-            "",
-            "30",
-            "d",
-            "30D",
-            "-30d",
-            "+30d",
-            "P30D",
-            "4weeks",
-            "30 d",
-            "1.5d",
-            "30d x",
-            "abc",
-            "99999999999999999999d",
-            "99999999999999d",
-        ] {
-            assert!(parse_duration(text, &UNITS).is_err(), "{text}");
-        }
-        assert!(parse_duration("5ms", &UNITS[1..]).is_err(), "a horizon knows no milliseconds");
     }
 }
