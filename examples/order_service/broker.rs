@@ -1,5 +1,6 @@
 //! The broker, seen from outside the stock service: publish, count, look into a queue.
 
+use crate::management::Management;
 use anyhow::{Context as _, Result, bail, ensure};
 use chrono::Utc;
 use futures_util::future;
@@ -23,6 +24,7 @@ pub(crate) struct Broker {
     connection: Connection,
     exchange: String,
     queue: String,
+    management: Option<Management>,
 }
 
 /// A message to publish.
@@ -43,6 +45,9 @@ pub(crate) struct Depth {
 /// The stock service's queues.
 pub(crate) struct Depths {
     pub(crate) main: Depth,
+    /// Messages in the consumers' hands, as they were at most 5 s ago. Nobody knows of
+    /// running consumers whose broker has no management page.
+    pub(crate) in_hand: Option<u32>,
     /// Added up over the delays.
     pub(crate) retry: u32,
     pub(crate) failed: u32,
@@ -57,10 +62,11 @@ pub(crate) struct Failed {
 }
 
 impl Broker {
-    pub(crate) async fn connect(url: &str, exchange: String, queue: String) -> Result<Self> {
+    pub(crate) async fn connect(url: &str, exchange: &str, queue: &str, management: Option<u16>) -> Result<Self> {
+        let management = management.map(|port| Management::new(url, port)).transpose()?;
         let connection =
             Connection::connect(url, ConnectionProperties::default()).await.context("cannot connect to RabbitMQ")?;
-        Ok(Self { connection, exchange, queue })
+        Ok(Self { connection, exchange: exchange.to_owned(), queue: queue.to_owned(), management })
     }
 
     pub(crate) fn queue(&self) -> &str {
@@ -114,7 +120,13 @@ impl Broker {
             retry += self.depth(&queue).await?.messages;
         }
         let failed = self.depth(&self.failure_queue()).await?.messages;
-        Ok(Depths { main: self.depth(&self.queue).await?, retry, failed })
+        let main = self.depth(&self.queue).await?;
+        let in_hand = match &self.management {
+            _ if main.consumers == 0 => Some(0),
+            Some(management) => Some(management.unsettled(&self.queue).await?),
+            None => None,
+        };
+        Ok(Depths { main, in_hand, retry, failed })
     }
 
     /// Reads all messages of the failure queue and gives them back.

@@ -121,7 +121,8 @@ struct Count {
 impl Count {
     async fn take(shop: &Shop, broker: &Broker, main: Depth) -> Result<Self> {
         let rows = sqlx::query_scalar("select count(*) from processed_event").fetch_one(shop.pool()).await?;
-        let published: i64 = sqlx::query_scalar("select count(*) from shop.publication").fetch_one(shop.pool()).await?;
+        let published: i64 =
+            sqlx::query_scalar("select count(confirmed_at) from shop.publication").fetch_one(shop.pool()).await?;
         let rest = broker.depths().await?;
         let waiting = main.messages + rest.retry + rest.failed;
         Ok(Self { rows, gone: published - i64::from(waiting) })

@@ -2,23 +2,27 @@
 //!
 //! It places orders, publishes their events through an outbox and a relay, has the
 //! accidents that such services have, and reports what became of it all. It shares no
-//! code with the stock service, on purpose: it is a witness of the contract. `scripts/demo`
-//! plays the whole piece; each command here is one act of it.
+//! code with the stock service, on purpose: it is a witness of the contract. `play` plays
+//! the whole piece beside a stock service that runs, as docker-compose.yml has it; with
+//! its acts as commands of their own, `scripts/demo-local` adds accidents of the workers.
 
+mod acts;
 mod broker;
 mod event;
 mod kill;
+mod management;
 mod own;
 mod relay;
 mod report;
+mod settling;
 mod shop;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use broker::Broker;
 use clap::{Parser, Subcommand};
 use report::{Demands, Report, grouped};
 use shop::Shop;
-use std::{env, path::PathBuf, process::ExitCode, time::Instant};
+use std::{env, fs, path::PathBuf, process::ExitCode, time::Duration};
 
 /// What a shell says of a program that Ctrl-C has ended.
 const INTERRUPTED: u8 = 130;
@@ -26,7 +30,8 @@ const INTERRUPTED: u8 = 130;
 /// The demo's order service: places orders, publishes their events with every kind of
 /// accident, and reports what the stock service made of them.
 ///
-/// The servers are those of `DATABASE_URL` and `AMQP_URL`.
+/// The servers are those of `DATABASE_URL` and `AMQP_URL`, or of the files that
+/// `DATABASE_URL_FILE` and `AMQP_URL_FILE` name.
 #[derive(Parser)]
 #[command(name = "order_service")]
 struct Cli {
@@ -36,12 +41,20 @@ struct Cli {
     /// The stock service's queue; `.retry.<ms>` and `.failed` follow its name.
     #[arg(long, global = true, default_value = "stock.events")]
     queue: String,
+    /// The port of the broker's management page, which tells what running workers have in hand.
+    #[arg(long, global = true, value_name = "PORT")]
+    management: Option<u16>,
     #[command(subcommand)]
     command: Task,
 }
 
 #[derive(Subcommand)]
 enum Task {
+    /// Wait for the servers and the stock service, then place, relay, change, replay and spoil, one after the other.
+    Play {
+        #[arg(long, default_value_t = 5000)]
+        orders: usize,
+    },
     /// Place orders; every fifth changes its status at once. Events go to the outbox.
     Place {
         #[arg(long, default_value_t = 5000)]
@@ -83,6 +96,9 @@ enum Task {
     Drained,
     /// Report whether every event took effect exactly once; fails if not.
     Report {
+        /// Wait for up to so long until the stock service has nothing left to do.
+        #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+        wait: u64,
         /// Demand that at least so many percent of the valid messages were copies.
         #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
         min_copies: f64,
@@ -103,60 +119,26 @@ enum Task {
 #[tokio::main]
 async fn main() -> Result<ExitCode> {
     let cli = Cli::parse();
-    let database_url = variable("DATABASE_URL", "postgres://stock:stock@localhost:5432/stock");
+    let database_url = variable("DATABASE_URL", "postgres://stock:stock@localhost:5432/stock")?;
     let shop = async || Shop::open(&database_url).await;
-    let amqp_url = variable("AMQP_URL", "amqp://guest:guest@localhost:5672/%2f");
-    let broker = async || Broker::connect(&amqp_url, cli.exchange, cli.queue).await;
-    let started = Instant::now();
-    let took = || format!("{:.1} s", started.elapsed().as_secs_f64());
+    let amqp_url = variable("AMQP_URL", "amqp://guest:guest@localhost:5672/%2f")?;
+    let broker = async || Broker::connect(&amqp_url, &cli.exchange, &cli.queue, cli.management).await;
 
     match cli.command {
-        Task::Place { orders } => {
-            let shop = shop().await?;
-            let lines = shop.place(orders).await?;
-            let changes = shop.change(orders / 5).await?;
-            let overtaken = shop.delay_placed_events_of_cancelled_orders().await?;
-            println!(
-                "{} orders with {} lines in {}; {} of them changed at once ({} events, {} cancelled)",
-                number(orders),
-                number(lines),
-                took(),
-                number(changes.orders),
-                number(changes.events),
-                number(changes.cancelled),
-            );
-            println!(
-                "out of order in the outbox: {} cancellations before their orders, {} versions after newer ones",
-                overtaken, changes.late
-            );
+        Task::Play { orders } => {
+            let (shop, broker) = acts::wait_for_everybody(shop, broker).await;
+            acts::play(&shop, &broker, orders).await?;
         }
-        Task::Change { orders } => {
-            let changes = shop().await?.change(orders).await?;
-            println!(
-                "{} orders changed: {} events, {} cancelled; {} versions go out after newer ones",
-                number(changes.orders),
-                number(changes.events),
-                number(changes.cancelled),
-                changes.late
-            );
-        }
-        Task::Relay { crash_before_marking: None } => {
-            let published = relay::relay(&shop().await?, &broker().await?).await?;
-            println!("{} events published in {}", number(published), took());
-        }
+        Task::Place { orders } => acts::place(&shop().await?, orders).await?,
+        Task::Change { orders } => acts::change(&shop().await?, orders).await?,
+        Task::Relay { crash_before_marking: None } => acts::relay(&shop().await?, &broker().await?).await?,
         Task::Relay { crash_before_marking: Some(limit) } => {
-            let published = relay::crash_before_marking(&shop().await?, &broker().await?, limit).await?;
-            println!("{} events published, none marked as published", number(published));
+            acts::crash_before_marking(&shop().await?, &broker().await?, limit).await?;
         }
         Task::Replay { last } => {
-            let published = relay::replay(&shop().await?, &broker().await?, last).await?;
-            println!("{} events published once more in {}", number(published), took());
+            acts::replay(&shop().await?, &broker().await?, Duration::try_from_secs_f64(last)?).await?;
         }
-        Task::Malformed => {
-            let messages = relay::malformed(&shop().await?, &broker().await?).await?;
-            let defects: Vec<&str> = messages.iter().map(|message| message.defect).collect();
-            println!("{} messages: {}", messages.len(), defects.join(", "));
-        }
+        Task::Malformed => acts::malformed(&shop().await?, &broker().await?).await?,
         Task::KillWorker { tries, log, worker } => {
             let (shop, broker) = (shop().await?, broker().await?);
             let trial = tokio::select! {
@@ -174,8 +156,9 @@ async fn main() -> Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Task::Report { min_copies, min_lost_acknowledgements, json } => {
+        Task::Report { wait, min_copies, min_lost_acknowledgements, json } => {
             let demands = Demands { copies: min_copies, lost_acknowledgements: min_lost_acknowledgements };
+            settling::wait(Duration::from_secs(wait), &broker).await;
             let report = Report::make(&shop().await?, &broker().await?, &demands).await?;
             if json {
                 println!("{:#}", report.json());
@@ -193,10 +176,12 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn variable(name: &str, default: &str) -> String {
-    env::var(name).unwrap_or_else(|_| default.to_owned())
-}
-
-fn number(number: usize) -> String {
-    grouped(i64::try_from(number).unwrap_or(i64::MAX))
+/// A variable's value, or that of the file which the variable `…_FILE` names.
+fn variable(name: &str, default: &str) -> Result<String> {
+    if let Ok(value) = env::var(name) {
+        return Ok(value);
+    }
+    let Some(path) = env::var_os(format!("{name}_FILE")) else { return Ok(default.to_owned()) };
+    let content = fs::read_to_string(&path).with_context(|| format!("cannot read {} ({name}_FILE)", path.display()))?;
+    Ok(content.trim_end().to_owned())
 }

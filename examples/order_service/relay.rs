@@ -51,8 +51,9 @@ async fn send(shop: &Shop, publisher: &Publisher<'_>, kind: Kind, rows: &[Outbox
                 body: row.body.as_bytes(),
             })
             .collect();
+        let attempts = shop.log_attempts(kind, window).await?;
         publisher.publish(&messages).await?;
-        shop.log(kind, window).await?;
+        shop.log_confirmed(&attempts).await?;
     }
     Ok(())
 }
@@ -66,8 +67,9 @@ pub(crate) async fn malformed(shop: &Shop, broker: &Broker) -> Result<Vec<Malfor
         // neither may make up for what the body lacks.
         let sent =
             Message { id: Uuid::now_v7(), order_id: None, routing_key: event::ORDER_PLACED, body: &message.body };
+        let attempt = shop.log_malformed(message).await?;
         publisher.publish(&[sent]).await?;
-        shop.log_malformed(message).await?;
+        shop.log_confirmed(&[attempt]).await?;
     }
     Ok(messages)
 }

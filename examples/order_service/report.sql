@@ -4,6 +4,8 @@ with expected as (
     select order_id, product_id, quantity, count(*) as lines from shop.order_line group by 1, 2, 3
 ), reserved as (
     select order_id, product_id, quantity, count(*) as lines from reservation group by 1, 2, 3
+), confirmed as (
+    select kind, event_id from shop.publication where confirmed_at is not null
 ), compared as (
     -- Two equal lines of an order are two reservations, so the numbers are compared too.
     select order_id, coalesce(expected.lines, 0) as due, coalesce(reserved.lines, 0) as found
@@ -15,13 +17,14 @@ select
     (select count(*) from shop.outbox where name = 'order.order.status_changed.v1') as status_changes,
     (select count(*) from shop.orders where cancelled_at is not null) as cancelled,
 
-    (select count(*) from shop.publication where kind = 'relay') as by_relay,
-    (select count(*) from shop.publication where kind = 'crashed-relay') as by_crashed_relay,
-    (select count(*) from shop.publication where kind = 'replay') as by_replay,
-    (select count(*) from shop.publication where kind = 'malformed') as malformed,
+    (select count(*) from confirmed where kind = 'relay') as by_relay,
+    (select count(*) from confirmed where kind = 'crashed-relay') as by_crashed_relay,
+    (select count(*) from confirmed where kind = 'replay') as by_replay,
+    (select count(*) from confirmed where kind = 'malformed') as malformed,
+    (select count(*) from shop.publication where confirmed_at is null) as unconfirmed,
     (select count(*) from shop.outbox where published_at is null) as unpublished,
 
-    (select count(distinct event_id) from shop.publication) as distinct_events,
+    (select count(distinct event_id) from confirmed) as distinct_events,
     (select count(*) from processed_event) as processed,
     (select count(*) from processed_event p
      where not exists (select from shop.publication where publication.event_id = p.event_id)) as processed_unknown,

@@ -40,9 +40,10 @@ create table if not exists shop.outbox (
 create index if not exists outbox_unpublished on shop.outbox (position) where published_at is null;
 create index if not exists outbox_of_order on shop.outbox (order_id);
 
--- One row a message that the broker confirmed: the witness against which the queues and
--- the stock tables are counted. It is written apart from the outbox's mark, so that it
--- also holds what a relay published before it crashed.
+-- One row a message: the witness against which the queues and the stock tables are counted.
+-- It is written apart from the outbox's mark, so that it also holds what a relay published
+-- before it crashed; and before the message is sent, so that it holds what was sent when
+-- this service itself, or the broker, was killed.
 create table if not exists shop.publication (
     id              bigint generated always as identity primary key,
     kind            text not null check (kind in ('relay', 'crashed-relay', 'replay', 'malformed')),
@@ -50,7 +51,7 @@ create table if not exists shop.publication (
     body            bytea,  -- of a malformed message, which has no row in the outbox
     defect          text,   -- what is wrong with it
     expected_reason text,   -- the failure-reason that it must get
-    confirmed_at    timestamptz not null default now(),
+    confirmed_at    timestamptz,  -- null: nobody knows whether it arrived
     check ((kind = 'malformed') = (event_id is null)),
     check ((kind = 'malformed') = (body is not null and defect is not null and expected_reason is not null))
 );

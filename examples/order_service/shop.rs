@@ -224,25 +224,37 @@ impl Shop {
         Ok(rows)
     }
 
-    /// Notes that the broker has confirmed these events.
-    pub(crate) async fn log(&self, kind: Kind, rows: &[OutboxRow]) -> Result<()> {
-        sqlx::query("insert into shop.publication (kind, event_id) select $1, unnest($2::uuid[])")
-            .bind(kind.as_str())
-            .bind(ids(rows))
-            .execute(&self.pool)
-            .await?;
-        Ok(())
+    /// Notes that these events are about to be sent, and returns the notes' numbers.
+    pub(crate) async fn log_attempts(&self, kind: Kind, rows: &[OutboxRow]) -> Result<Vec<i64>> {
+        let numbers = sqlx::query_scalar(
+            "insert into shop.publication (kind, event_id) select $1, unnest($2::uuid[]) returning id",
+        )
+        .bind(kind.as_str())
+        .bind(ids(rows))
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(numbers)
     }
 
-    pub(crate) async fn log_malformed(&self, message: &Malformed) -> Result<()> {
-        sqlx::query(
-            "insert into shop.publication (kind, body, defect, expected_reason) values ('malformed', $1, $2, $3)",
+    pub(crate) async fn log_malformed(&self, message: &Malformed) -> Result<i64> {
+        let number = sqlx::query_scalar(
+            "insert into shop.publication (kind, body, defect, expected_reason) values ('malformed', $1, $2, $3)
+             returning id",
         )
         .bind(&message.body)
         .bind(message.defect)
         .bind(message.expected_reason)
-        .execute(&self.pool)
+        .fetch_one(&self.pool)
         .await?;
+        Ok(number)
+    }
+
+    /// Notes that the broker has confirmed what these notes are about.
+    pub(crate) async fn log_confirmed(&self, numbers: &[i64]) -> Result<()> {
+        sqlx::query("update shop.publication set confirmed_at = now() where id = any ($1)")
+            .bind(numbers)
+            .execute(&self.pool)
+            .await?;
         Ok(())
     }
 
