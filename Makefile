@@ -1,7 +1,7 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo test producers chaos lint doc contract sqlx sqlx-check ci
+.PHONY: help demo demo-docker demo-local down test producers chaos lint doc contract sqlx sqlx-check ci
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
 CHAOS_SECONDS ?= 60
@@ -15,6 +15,16 @@ help: ## list the targets
 
 demo: ## an order service with its accidents, two workers, a kill -9; ends in a report
 	scripts/demo
+
+demo-docker: ## the demo in Docker; it goes on until "make down"
+	scripts/demo-docker
+
+demo-local: ## the demo on throw-away local servers, or those of DATABASE_URL and AMQP_URL
+	scripts/demo-local
+
+down: ## end the demo in Docker, and leave no container, volume, network or image of it
+	docker compose --profile '*' down --volumes --remove-orphans
+	-docker image rm --force stock-service order-service
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
 	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers::
