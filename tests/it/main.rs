@@ -27,6 +27,7 @@ mod double_delivery;
 mod failure_queue;
 mod handler_failure;
 mod http;
+mod kubernetes;
 mod malformed;
 mod memory;
 mod neighbours;
