@@ -1,7 +1,7 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo demo-docker demo-local down test producers chaos lint doc contract sqlx sqlx-check ci
+.PHONY: help demo demo-docker demo-local down test producers deploy-check chaos lint doc contract sqlx sqlx-check ci
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
 CHAOS_SECONDS ?= 60
@@ -27,10 +27,13 @@ down: ## end the demo in Docker, and leave no container, volume, network or imag
 	-docker image rm --force stock-service order-service
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
-	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers::
+	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers:: --skip observability::live::
 
 producers: ## the examples in Python, Node and PHP against the service, with their own client libraries
 	scripts/with-servers scripts/producers
+
+deploy-check: ## the manifests against their schemas, the alerts with promtool, the dashboard with Prometheus
+	ONLY=postgres scripts/with-servers scripts/deploy-check
 
 chaos: ## every kind of fault, at random, and an audit (CHAOS_SECONDS=60; SEED=N for the same once more)
 	cargo build --locked --bin stock-service --example chaos
@@ -59,4 +62,4 @@ sqlx-check: ## fail if .sqlx is out of date
 	ONLY=postgres scripts/with-servers scripts/sqlx-prepare target/sqlx-data
 	@diff -r .sqlx target/sqlx-data || { echo '.sqlx is out of date: run "make sqlx"' >&2; exit 1; }
 
-ci: lint doc sqlx-check test producers chaos demo ## everything that must pass before a change is merged
+ci: lint doc sqlx-check test producers deploy-check chaos demo ## everything that must pass before a change is merged

@@ -32,6 +32,7 @@ mod malformed;
 mod memory;
 mod neighbours;
 mod network_faults;
+mod observability;
 mod order_at_once;
 mod order_status;
 mod other_applications;

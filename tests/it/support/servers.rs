@@ -34,7 +34,7 @@ impl Servers {
     async fn start_instead_of(variable: &str) -> Self {
         let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/with-servers"));
         command.args(["sh", "-c", "echo $STOCK_TEST_SERVERS $DATABASE_URL $AMQP_URL; exec cat"]);
-        command.env_remove(variable);
+        command.env_remove(variable).env_remove("ONLY"); // meant for the servers of all tests
         let streams = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = streams.spawn().expect("scripts/with-servers");
         let mut said = String::new();
