@@ -72,6 +72,20 @@ fn all_pods_run_this_release_of_the_image() {
 }
 
 #[test]
+fn the_image_has_the_user_the_port_and_the_entry_point_that_the_pods_count_on() {
+    let image = include_str!("../../Dockerfile");
+    let user = &pod("deployment.yaml")["spec"]["securityContext"];
+    let port = &container("deployment.yaml")["ports"][0]["containerPort"];
+    for line in [
+        format!("USER {}:{}\n", user["runAsUser"], user["runAsGroup"]),
+        format!("STOCK__HTTP__LISTEN=0.0.0.0:{port} "),
+        "ENTRYPOINT [\"stock-service\"]\n".to_owned(),
+    ] {
+        assert!(image.contains(&line), "{line}");
+    }
+}
+
+#[test]
 fn each_pod_runs_without_rights() {
     for file in PODS {
         let (pod, container) = (pod(file), container(file));

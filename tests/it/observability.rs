@@ -207,4 +207,26 @@ fn grafana_and_prometheus_are_given_addresses_and_files_that_there_are() {
     let interval = &source["datasources"][0]["jsonData"]["timeInterval"];
     assert_eq!(interval, &prometheus["global"]["scrape_interval"]);
     assert_eq!(source["datasources"][0]["type"], "prometheus");
+
+    let compose: Value = serde_saphyr::from_str(&read("docker-compose.yml")).expect("YAML");
+    let services = &compose["services"];
+    for address in
+        [&prometheus["scrape_configs"][1]["static_configs"][0]["targets"][0], &source["datasources"][0]["url"]]
+    {
+        let host = text(address).trim_start_matches("http://").split(':').next().expect("a host");
+        assert!(services[host].is_object(), "{address} is no service of docker-compose.yml");
+    }
+    assert!(services[text(&discovery["names"][0])].is_object());
+    let mut mounted = BTreeSet::new();
+    for volume in ["prometheus", "grafana"].iter().flat_map(|service| list(&services[*service]["volumes"])) {
+        let [file, place, ..] = text(volume).split(':').collect::<Vec<_>>()[..] else { panic!("{volume}") };
+        let is_ours = file.starts_with("./");
+        assert!(
+            !is_ours || std::fs::exists(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).expect("a folder"),
+            "{file}"
+        );
+        mounted.insert(place.to_owned());
+    }
+    let provider = yaml("grafana/provisioning/dashboards/stock-service.yml");
+    assert!(mounted.contains(text(&provider["providers"][0]["options"]["path"])), "{mounted:?}");
 }
