@@ -15,6 +15,7 @@
 //!
 //! [`worker`] is the corridor between these rooms, and the only place that knows both the broker and the database.
 //! [`db`] has the pool, the transaction, the migrations, and the one table that tells whose fault an error is.
+//! [`tls`] says why a connection by TLS did not come about, to whichever server.
 //! [`settings`] reads and checks what can be set; [`telemetry`] has the log, the metrics and what the service knows of its
 //! health, and [`http`] shows them; [`cli`] builds everything and is imported by nobody.
 
@@ -29,6 +30,7 @@ mod outage;
 pub mod settings;
 pub mod stock;
 pub mod telemetry;
+pub mod tls;
 pub mod worker;
 
 /// The guide's program is compiled and run like any other example.

@@ -5,10 +5,12 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lapin::tcp::{AsyncTcpStream, TLSConfig};
-use lapin::{Connection, ConnectionProperties};
+use futures_util::{AsyncRead, AsyncWrite};
+use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
+use lapin::{Connection, ConnectionProperties, ErrorKind};
 
 use super::{AmqpUrl, BrokerError, answer, within};
+use crate::tls::{Certificates, Files, TlsFault};
 
 /// Connects; `purpose` tells the connections of one process apart in the broker's own lists.
 ///
@@ -19,8 +21,7 @@ use super::{AmqpUrl, BrokerError, answer, within};
 pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerError> {
     let name = format!("stock-service {purpose}");
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    let (host, port) = (url.uri.authority.host.clone(), url.uri.authority.port);
-    let (is_secure, limit) = (url.is_secure(), url.connect_timeout);
+    let (url, limit) = (url.clone(), url.connect_timeout);
     let line = Arc::new(Line::default());
     let shared = line.clone();
     let dialled = Connection::connector(
@@ -28,15 +29,12 @@ pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerE
         lapin::runtime::default_runtime()?,
         async move |_, runtime| {
             let dial = async {
-                let addresses = runtime.to_socket_addrs((host.clone(), port));
+                let addresses = runtime.to_socket_addrs(url.address());
                 let stream = AsyncTcpStream::connect(&runtime, addresses).await?;
                 if let AsyncTcpStream::Plain(plain) = &stream {
                     shared.dialled(plain.get_ref())?;
                 }
-                match is_secure {
-                    true => stream.into_tls(&host, TLSConfig::default()).await,
-                    false => Ok(stream),
-                }
+                secure(stream, &url).await
             };
             // Not left to the caller's patience: this runs on a thread of its own, which would go on dialling.
             let dialled = tokio::time::timeout(limit, dial).await;
@@ -44,13 +42,53 @@ pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerE
         },
         properties,
     );
-    let connection = within(limit, dialled).await;
+    // Boxed, for a stream with TLS is large.
+    let connection = within(limit, Box::pin(dialled)).await;
     if let Some(socket) = line.end()
         && connection.is_err()
     {
         socket.shutdown(Shutdown::Both).ok(); // it may be shut down already
     }
-    connection
+    match connection {
+        // Nothing has been said yet but the protocol's name.
+        Err(BrokerError::Lapin(error)) if matches!(error.kind(), ErrorKind::ParsingError(_)) => {
+            Err(BrokerError::Stranger)
+        }
+        connection => connection,
+    }
+}
+
+/// Speaks TLS from here on, if the URL asks for it.
+pub(super) async fn secure<S>(stream: AsyncTcpStream<S>, url: &AmqpUrl) -> io::Result<AsyncTcpStream<S>>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let Some(files) = &url.tls else { return Ok(stream) };
+    let secured = stream.into_rustls(&connector(files)?, &url.uri.authority.host).await;
+    secured.map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            let cause = "the connection was closed in the middle of the TLS handshake";
+            io::Error::other(TlsFault::speaks_none(cause, files.names))
+        }
+        _ => error,
+    })
+}
+
+/// Trusts the system's authorities, or in their place the URL's.
+fn connector(files: &Files) -> io::Result<RustlsConnector> {
+    let Certificates { authorities, identity } = files.read().map_err(io::Error::other)?;
+    let trusting = match authorities {
+        Some(certificates) => RustlsConnectorConfig::default().with_parsable_certificates(certificates),
+        None => RustlsConnectorConfig::new_with_native_certs().map_err(|error| {
+            let cause = format!("this system has no CA certificates: {error}");
+            let remedy = format!("install them, or name a file: {} in {}", files.names.authorities, files.names.url);
+            io::Error::other(TlsFault { cause, remedy })
+        })?,
+    };
+    match identity {
+        Some((chain, key)) => trusting.connector_with_single_cert(chain, key),
+        None => trusting.connector_with_no_client_auth(),
+    }
 }
 
 /// Closes with the protocol's handshake, so that what was written before has arrived.

@@ -9,10 +9,11 @@ use lapin::options::{
     QueueDeclareOptions,
 };
 use lapin::protocol::{AMQPClass, AMQPErrorKind, AMQPHardError, AMQPSoftError, connection, parse_class};
-use lapin::tcp::AMQPUriTcpExt;
+use lapin::tcp::AsyncTcpStream;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ErrorKind, Event, ExchangeKind};
 
+use super::connection::secure;
 use super::{AmqpUrl, BrokerError, Topology, answer, within};
 
 /// What the broker says of itself before anybody logs in.
@@ -35,24 +36,25 @@ pub async fn product(url: &AmqpUrl) -> Result<Product, BrokerError> {
     const MAX_FRAME: u32 = 0x2_0000;
 
     let start = async {
-        let stranger = || std::io::Error::other("what answers there does not speak AMQP 0-9-1");
-        let mut stream = url.uri.connect_async(&lapin::runtime::default_runtime()?).await?;
+        let runtime = lapin::runtime::default_runtime()?;
+        let stream = AsyncTcpStream::connect(&runtime, runtime.to_socket_addrs(url.address())).await?;
+        let mut stream = secure(stream, url).await?;
         stream.write_all(GREETING).await?;
         stream.flush().await?;
         // A frame: type, channel and size; the payload; an end mark.
         let mut head = [0; 7];
         stream.read_exact(&mut head).await?;
         // A method on the connection's own channel; anything else is another protocol.
-        let [1, 0, 0, size @ ..] = head else { return Err(stranger().into()) };
+        let [1, 0, 0, size @ ..] = head else { return Ok(None) };
         let mut payload = vec![0; u32::from_be_bytes(size).min(MAX_FRAME) as usize];
         stream.read_exact(&mut payload).await?;
         match parse_class(&payload[..]) {
-            Ok((_, AMQPClass::Connection(connection::AMQPMethod::Start(start)))) => Ok(start),
-            _ => Err(stranger().into()),
+            Ok((_, AMQPClass::Connection(connection::AMQPMethod::Start(start)))) => Ok(Some(start)),
+            _ => Ok(None),
         }
     };
     // Boxed, for a stream with TLS is large.
-    let start = within(url.connect_timeout, Box::pin(start)).await?;
+    let start = within(url.connect_timeout, Box::pin(start)).await?.ok_or(BrokerError::Stranger)?;
     let property = |name| match start.server_properties.inner().get(name) {
         Some(AMQPValue::LongString(text)) => from_utf8(text.as_bytes()).unwrap_or_default().to_owned(),
         _ => String::new(),

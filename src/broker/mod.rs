@@ -24,6 +24,8 @@ pub use settler::Settler;
 pub use topology::{QueueType, Topology};
 pub use url::AmqpUrl;
 
+use crate::tls::TlsFault;
+
 /// The longest that a request to the broker may take; it answers within milliseconds, or not at all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -33,6 +35,12 @@ pub enum BrokerError {
     /// It said so, or the connection did. No source: lapin's text holds that of its own sources.
     #[error("{0}")]
     Lapin(lapin::Error),
+    /// No connection by TLS came about.
+    #[error("{0}")]
+    Tls(TlsFault),
+    /// It is something else; a TLS listener, often.
+    #[error("what answers there does not speak AMQP 0-9-1; a TLS listener wants amqps:// in AMQP_URL (amqp.url)")]
+    Stranger,
     /// It said nothing for so long.
     #[error("no answer within {0:?}")]
     Silent(Duration),
@@ -58,7 +66,11 @@ fn is_unreadable(error: &lapin::Error) -> bool {
 
 impl From<lapin::Error> for BrokerError {
     fn from(error: lapin::Error) -> Self {
-        Self::Lapin(error)
+        let fault = match error.kind() {
+            ErrorKind::IOError(error) => TlsFault::find(&**error, &url::TLS),
+            _ => None,
+        };
+        fault.map_or(Self::Lapin(error), Self::Tls)
     }
 }
 

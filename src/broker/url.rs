@@ -8,6 +8,16 @@ use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserIn
 use percent_encoding::percent_decode_str;
 
 use super::ANSWER_TIMEOUT;
+use crate::tls::{Files, Names, is_remote};
+
+/// The parameters have the names that RabbitMQ's own clients read.
+pub(super) const TLS: Names = Names {
+    url: "AMQP_URL (amqp.url)",
+    authorities: "cacertfile",
+    certificate: "certfile",
+    key: "keyfile",
+    without: "use the port of its TLS listener (5671) in AMQP_URL (amqp.url), or amqp:// in a network that you trust",
+};
 
 /// Where the broker is: a URL whose password never shows.
 #[derive(Clone)]
@@ -15,12 +25,24 @@ pub struct AmqpUrl {
     pub(super) uri: AMQPUri,
     url: url::Url,
     pub(super) connect_timeout: Duration,
+    /// What TLS takes; none for a URL without it.
+    pub(super) tls: Option<Files>,
 }
 
 impl AmqpUrl {
-    /// Whether it speaks TLS.
-    pub(super) fn is_secure(&self) -> bool {
-        matches!(self.uri.scheme, AMQPScheme::AMQPS)
+    /// Host and port, to connect to.
+    pub(super) fn address(&self) -> (String, u16) {
+        (self.uri.authority.host.clone(), self.uri.authority.port)
+    }
+
+    /// Whether it speaks TLS; the broker is verified then.
+    pub fn is_secure(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Whether the way there leaves this machine.
+    pub fn is_remote(&self) -> bool {
+        is_remote(&self.uri.authority.host)
     }
 
     /// Host and port, for errors and logs.
@@ -73,6 +95,7 @@ impl FromStr for AmqpUrl {
         }
         let mut heartbeat = 10; // seconds; a dead peer is noticed within two
         let mut connect_timeout = ANSWER_TIMEOUT;
+        let (mut authorities, mut certificate, mut key_file) = (None, None, None);
         for (key, value) in url.query_pairs() {
             match &*key {
                 "heartbeat" => {
@@ -84,9 +107,33 @@ impl FromStr for AmqpUrl {
                     connect_timeout =
                         Duration::from_millis(milliseconds.ok_or("connection_timeout must be 100 to 30000 ms")?);
                 }
-                _ => return Err("its parameters may be heartbeat and connection_timeout"),
+                "cacertfile" => authorities = Some(value.into_owned()),
+                "certfile" => certificate = Some(value.into_owned()),
+                "keyfile" => key_file = Some(value.into_owned()),
+                // Said by those who copy a URL of another client's; it is always so here.
+                "verify" if value == "verify_peer" => {}
+                "verify" => {
+                    return Err("verify may only be verify_peer: the broker's certificate is always verified; name a \
+                                private CA's with cacertfile");
+                }
+                _ => {
+                    return Err("its parameters may be heartbeat, connection_timeout, and with amqps cacertfile, \
+                                certfile and keyfile");
+                }
             }
         }
+        let identity = match (certificate, key_file) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => return Err("certfile and keyfile belong together"),
+        };
+        let tls = match scheme {
+            AMQPScheme::AMQPS => Some(Files { names: &TLS, authorities, identity }),
+            AMQPScheme::AMQP if authorities.is_some() || identity.is_some() => {
+                return Err("cacertfile, certfile and keyfile are for amqps");
+            }
+            AMQPScheme::AMQP => None,
+        };
         let uri = AMQPUri {
             scheme,
             authority: AMQPAuthority {
@@ -97,7 +144,7 @@ impl FromStr for AmqpUrl {
             vhost,
             query: AMQPQueryString { heartbeat: Some(heartbeat), ..AMQPQueryString::default() },
         };
-        Ok(Self { uri, url, connect_timeout })
+        Ok(Self { uri, url, connect_timeout, tls })
     }
 }
 
@@ -147,7 +194,11 @@ mod tests {
             "amqp://u:S3CR3T@ss:w/rd#%?é@h",
             "amqp://u:S3CR3T#x@h",
             "amqp://u:p@h?heartbeat=0",
-            "amqp://u:p@h?verify=none",
+            "amqps://u:p@h?verify=verify_none",
+            "amqps://u:p@h?certfile=/c.pem",
+            "amqps://u:p@h?keyfile=/k.pem",
+            "amqp://u:p@h?cacertfile=/ca.pem",
+            "amqps://u:p@h?fail_if_no_peer_cert=false",
         ] {
             let error = text.parse::<AmqpUrl>().unwrap_err();
             assert!(!error.contains("S3CR3T"), "{text}: {error}");

@@ -3,6 +3,7 @@
 use anyhow::anyhow;
 
 use crate::message::{Failure, Interruption, Stop, Suspicion};
+use crate::tls::TlsFault;
 
 /// Whose fault is it? The one place that decides, by SQLSTATE and by the kind of error, never by text.
 impl From<sqlx::Error> for Stop {
@@ -90,6 +91,13 @@ pub fn refuses_login(error: &anyhow::Error) -> bool {
 
 /// An error that is about the service, with the database's own text: no row is part of it.
 pub fn explain(error: sqlx::Error) -> anyhow::Error {
+    let error = match error {
+        sqlx::Error::Tls(inner) => match inner.downcast::<TlsFault>() {
+            Ok(fault) => return anyhow::Error::new(*fault),
+            Err(inner) => sqlx::Error::Tls(inner),
+        },
+        other => other,
+    };
     let Some(database) = error.as_database_error() else { return anyhow!("{error}") };
     let state = database.code().unwrap_or_default().into_owned();
     Said { text: format!("{} (SQLSTATE {state})", database.message()), state }.into()

@@ -127,7 +127,8 @@ pub async fn examine(url: &DatabaseUrl, patience: Duration) -> anyhow::Result<Fa
 }
 
 async fn connect(url: &DatabaseUrl) -> sqlx::Result<PgConnection> {
-    PgConnection::connect_with(&url.options().clone().application_name("stock-service doctor")).await
+    let options = url.options().clone().application_name("stock-service doctor");
+    PgConnection::connect_with(&options).await.map_err(|error| url.name_fault(error))
 }
 
 async fn look(url: &DatabaseUrl, conn: &mut PgConnection) -> sqlx::Result<Facts> {

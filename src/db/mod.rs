@@ -3,16 +3,17 @@
 
 mod blame;
 pub mod examine;
+mod url;
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use sqlx::migrate::Migrator;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, Postgres};
 
 pub use self::blame::{explain, refuses_login, sqlstate};
+pub use self::url::{DatabaseUrl, SslMode};
 use crate::settings::DatabaseSettings;
 
 /// How long a connection from the pool is waited for. Short, so that an outage is noticed, and its end too; the
@@ -29,6 +30,7 @@ const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Database {
     pool: PgPool,
+    url: DatabaseUrl,
     begin: std::sync::Arc<str>,
     forget: &'static str,
     statement_timeout: Duration,
@@ -57,7 +59,7 @@ impl Database {
              set local idle_in_transaction_session_timeout = {milliseconds}; \
              savepoint seal"
         );
-        Self { pool, begin: begin.into(), forget, statement_timeout: settings.timeout }
+        Self { pool, url: settings.url.clone(), begin: begin.into(), forget, statement_timeout: settings.timeout }
     }
 
     /// Begins a transaction: READ COMMITTED, durable, with bounded waits.
@@ -67,8 +69,9 @@ impl Database {
     pub async fn begin(&self) -> sqlx::Result<Transaction> {
         let connection = match self.pool.acquire().await {
             // The pool tries to connect until its time is up, and keeps why it could not to itself.
-            Err(sqlx::Error::PoolTimedOut) => return Err(self.why_not_connected().await),
-            acquired => acquired?,
+            Err(sqlx::Error::PoolTimedOut) => return Err(self.url.name_fault(self.why_not_connected().await)),
+            Err(error) => return Err(self.url.name_fault(error)),
+            Ok(connection) => connection,
         };
         // Owned by the transaction before the first statement: a `begin` that is given up on must not bring its
         // connection back to the pool.
@@ -232,80 +235,5 @@ impl Drop for Transaction {
         // The pool pings what comes back, and waits for the answer without a limit: a network that falls silent in
         // this moment would keep the place in the pool for as long as TCP has patience.
         tokio::spawn(tokio::time::timeout(RETURN_TIMEOUT, self.connection.return_to_pool()));
-    }
-}
-
-/// Where the database is: a URL whose password never shows.
-#[derive(Clone)]
-pub struct DatabaseUrl {
-    options: PgConnectOptions,
-    url: url::Url,
-}
-
-impl DatabaseUrl {
-    /// What to connect with.
-    pub fn options(&self) -> &PgConnectOptions {
-        &self.options
-    }
-
-    /// What a transaction begins with so that no name of a statement is taken; nothing, as long as sqlx keeps count.
-    ///
-    /// Without a cache sqlx names each statement all the same, and leaves it behind in the session. A pooling proxy gives
-    /// that to somebody else, who counts from one, too.
-    fn forget_statements(&self) -> &'static str {
-        let is_off = |(key, value): (_, _)| key == "statement-cache-capacity" && value == "0";
-        if self.url.query_pairs().any(is_off) { "deallocate all; " } else { "" }
-    }
-
-    /// Host and port, for errors and logs.
-    pub fn place(&self) -> String {
-        format!("{}:{}", self.options.get_host(), self.options.get_port())
-    }
-}
-
-impl FromStr for DatabaseUrl {
-    type Err = &'static str; // never quotes what it read: a part of it may be the password
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        const RULE: &str = "must be a URL such as postgres://user:password@host:5432/database, with special characters \
-                            of user and password percent-encoded";
-        // The URL parser drops blanks and line ends where they are least expected.
-        if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(RULE);
-        }
-        let url = url::Url::parse(text).map_err(|_| RULE)?;
-        if !matches!(url.scheme(), "postgres" | "postgresql") || url.fragment().is_some() {
-            return Err(RULE);
-        }
-        let options = PgConnectOptions::from_str(text).map_err(|_| RULE)?;
-        Ok(Self { options, url })
-    }
-}
-
-impl std::fmt::Display for DatabaseUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        crate::settings::mask(&self.url, f)
-    }
-}
-
-impl std::fmt::Debug for DatabaseUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_never_shows_its_password() {
-        let url: DatabaseUrl = "postgres://stock:p%40ss@db:5433/stock?sslmode=disable".parse().unwrap();
-        assert_eq!(url.place(), "db:5433");
-        assert!(!format!("{url} {url:?}").contains("ss@"), "{url}");
-        for text in ["", "mysql://h/d", "postgres://stock:S3CR3T@ss:w/rd#%?é@db/stock", "db:5432"] {
-            let error = text.parse::<DatabaseUrl>().unwrap_err();
-            assert!(!error.contains("S3CR3T"), "{error}");
-        }
     }
 }

@@ -51,6 +51,8 @@ mod settings;
 mod shutdown;
 mod sqlstates;
 mod start;
+mod tls_broker;
+mod tls_database;
 mod topology;
 mod transactions;
 mod unreadable;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::super::PATIENCE;
 use super::findings::{Findings, Level};
 use crate::broker::examine::{self, Part, Product, Publishing, Refusal};
-use crate::broker::{self, BrokerError, QueueType, Topology};
+use crate::broker::{self, AmqpUrl, BrokerError, QueueType, Topology};
 use crate::settings::Settings;
+use crate::tls::TlsFault;
 
 /// The broker's default for how long a message may wait for its acknowledgement.
 const DEFAULT_CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -18,6 +19,7 @@ pub(super) async fn examine(settings: &Settings) -> Findings {
         judge_product(&within(examine::product(url)).await?, &mut findings);
         let connection = within(broker::connect(url, "doctor")).await?;
         findings.ok("broker.reachable", format!("{url}"));
+        judge_tls(url, &mut findings);
         let topology = Topology::new(&settings.amqp, &settings.retry);
         let parts = examine::topology(&connection, &topology).await?;
         judge_topology(&parts, settings, &mut findings);
@@ -34,9 +36,15 @@ pub(super) async fn examine(settings: &Settings) -> Findings {
         tokio::time::timeout(Duration::from_secs(1), broker::close(&connection)).await.ok(); // blocked, it says no more
         Ok::<_, BrokerError>(())
     };
-    if let Err(error) = found.await {
-        let finding = format!("cannot examine the broker at {}: {error}", url.place());
-        findings.fail("broker.reachable", finding, way_in(&error));
+    let place = url.place();
+    match found.await {
+        Ok(()) => {}
+        Err(BrokerError::Tls(TlsFault { cause, remedy })) => {
+            findings.fail("broker.tls", format!("no connection by TLS to the broker at {place}: {cause}"), remedy);
+        }
+        Err(error) => {
+            findings.fail("broker.reachable", format!("cannot examine the broker at {place}: {error}"), way_in(&error));
+        }
     }
     findings
 }
@@ -57,6 +65,18 @@ fn way_in(error: &BrokerError) -> &'static str {
             "correct host and port in AMQP_URL (amqp.url), start the broker, or open the way to it (listeners, \
              firewall, amqp or amqps)"
         }
+    }
+}
+
+fn judge_tls(url: &AmqpUrl, findings: &mut Findings) {
+    if url.is_secure() {
+        findings.ok("broker.tls", "encrypted, and the broker is verified");
+    } else if url.is_remote() {
+        findings.warn(
+            "broker.tls",
+            "the password and all messages travel without TLS",
+            "use amqps:// in AMQP_URL (amqp.url), unless you trust the network",
+        );
     }
 }
 
@@ -269,6 +289,19 @@ mod tests {
             let mut findings = Findings::default();
             judge_product(&Product { name: name.to_owned(), version: version.to_owned() }, &mut findings);
             assert_eq!(findings.0[0].level, level, "{name} {version}");
+        }
+    }
+
+    #[test]
+    fn a_way_to_another_host_without_tls_is_a_warning() {
+        for (url, level) in [
+            ("amqp://u:p@mq", Some(Level::Warning)),
+            ("amqps://u:p@mq", Some(Level::Ok)),
+            ("amqp://u:p@127.0.0.1", None),
+        ] {
+            let mut findings = Findings::default();
+            judge_tls(&url.parse().unwrap(), &mut findings);
+            assert_eq!(findings.0.first().map(|finding| finding.level), level, "{url}");
         }
     }
 }

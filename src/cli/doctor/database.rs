@@ -5,8 +5,9 @@ use chrono::TimeDelta;
 use super::super::PATIENCE;
 use super::findings::Findings;
 use crate::db::examine::{self, Facts, Migrations, Server};
-use crate::db::sqlstate;
+use crate::db::{DatabaseUrl, SslMode, sqlstate};
 use crate::settings::Settings;
+use crate::tls::TlsFault;
 
 /// Rows, purge and everything that the guarantee rests on go by the database's clock alone. This machine's stamps
 /// `failed-at`, by which the purge knows how old a failed message is.
@@ -17,8 +18,16 @@ pub(super) async fn examine(settings: &Settings) -> Findings {
     match examine::examine(&settings.database.url, PATIENCE).await {
         Ok(facts) => judge(&facts, settings, &mut findings),
         Err(error) => {
-            let finding = format!("cannot examine the database at {}: {error:#}", settings.database.url.place());
-            findings.fail("database.reachable", finding, way_in(sqlstate(&error)));
+            let place = settings.database.url.place();
+            match error.downcast::<TlsFault>() {
+                Ok(TlsFault { cause, remedy }) => {
+                    findings.fail("database.tls", format!("no connection by TLS to {place}: {cause}"), remedy);
+                }
+                Err(error) => {
+                    let finding = format!("cannot examine the database at {place}: {error:#}");
+                    findings.fail("database.reachable", finding, way_in(sqlstate(&error)));
+                }
+            }
         }
     }
     findings
@@ -27,8 +36,10 @@ pub(super) async fn examine(settings: &Settings) -> Findings {
 /// What to do when the database does not even let us look.
 fn way_in(sqlstate: Option<&str>) -> &'static str {
     match sqlstate {
-        Some("28P01" | "28000") => {
-            "correct user and password in DATABASE_URL (database.url), or let them in: create the role, pg_hba.conf"
+        Some("28P01") => "correct user and password in DATABASE_URL (database.url)",
+        Some("28000") => {
+            "correct the user in DATABASE_URL (database.url), or let it in: create the role, pg_hba.conf; that may ask \
+             for TLS (sslmode) or for a client certificate (sslcert and sslkey)"
         }
         Some("3D000") => "create the database, or correct its name in DATABASE_URL (database.url)",
         Some("42501") => "grant connect on the database, and usage on the schema, to the user",
@@ -54,6 +65,7 @@ fn judge(facts: &Facts, settings: &Settings, findings: &mut Findings) {
     let server = &facts.server;
     let place = settings.database.url.place();
     findings.ok("database.reachable", format!("at {place}, as {}", server.user));
+    judge_tls(&settings.database.url, findings);
     judge_server(server, findings);
     judge_connections(server, settings, findings);
     if facts.is_pooled {
@@ -65,6 +77,28 @@ fn judge(facts: &Facts, settings: &Settings, findings: &mut Findings) {
     }
     judge_clock(facts.clock_ahead, findings);
     judge_schema(facts, settings, findings);
+}
+
+fn judge_tls(url: &DatabaseUrl, findings: &mut Findings) {
+    let weakness = match url.ssl_mode() {
+        SslMode::VerifyFull => {
+            return findings.ok("database.tls", "encrypted, and the server is verified (sslmode=verify-full)");
+        }
+        _ if !url.is_remote() => return,
+        SslMode::VerifyCa => {
+            "sslmode=verify-ca: any host's certificate is taken if a CA has issued it that this system trusts"
+        }
+        SslMode::Require => "sslmode=require: encrypted, but nobody verifies who is at the other end",
+        SslMode::Prefer => {
+            "sslmode=prefer, the default: nobody verifies who is at the other end, nor that there is TLS"
+        }
+        SslMode::Disable => "sslmode=disable: the password and all data travel without TLS",
+    };
+    findings.warn(
+        "database.tls",
+        weakness,
+        "use sslmode=verify-full in DATABASE_URL (database.url), unless you trust the network",
+    );
 }
 
 fn judge_server(server: &Server, findings: &mut Findings) {
@@ -309,5 +343,20 @@ mod tests {
         let found = levels(|findings| judge_server(&server, findings));
         assert!(found.contains(&("database.version", Level::Error)), "{found:?}");
         assert!(found.contains(&("database.writable", Level::Error)), "{found:?}");
+    }
+
+    #[test]
+    fn a_way_to_another_host_that_is_not_verified_is_a_warning() {
+        for (url, level) in [
+            ("postgres://u:p@db/d", Some(Level::Warning)),
+            ("postgres://u:p@db/d?sslmode=disable", Some(Level::Warning)),
+            ("postgres://u:p@db/d?sslmode=require", Some(Level::Warning)),
+            ("postgres://u:p@db/d?sslmode=verify-ca", Some(Level::Warning)),
+            ("postgres://u:p@db/d?sslmode=verify-full", Some(Level::Ok)),
+            ("postgres://u:p@localhost/d", None),
+        ] {
+            let found = levels(|findings| judge_tls(&url.parse().unwrap(), findings));
+            assert_eq!(found, Vec::from_iter(level.map(|level| ("database.tls", level))), "{url}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What the tests stand on.
 
 mod broker;
+mod certificates;
 mod database;
 mod events;
 mod http;
@@ -23,6 +24,7 @@ use stock_service::worker::Workers;
 use tokio_util::sync::CancellationToken;
 
 pub use broker::Broker;
+pub use certificates::{Authority, Identity};
 pub use events::{Order, StatusChange, id};
 pub use http::Endpoint;
 pub use message::{Message, persistent, table, text, with_headers};

@@ -145,6 +145,10 @@ impl TemporaryFile {
     pub fn path(&self) -> &str {
         &self.0
     }
+
+    pub fn content(&self) -> String {
+        std::fs::read_to_string(&self.0).expect("text")
+    }
 }
 
 impl Drop for TemporaryFile {
@@ -154,9 +158,9 @@ impl Drop for TemporaryFile {
     }
 }
 
-/// A TOML file with this content.
+/// A file with this content.
 pub fn temporary_file(content: &str) -> TemporaryFile {
-    let path = std::env::temp_dir().join(format!("stock-service-test-{}.toml", super::id()));
+    let path = std::env::temp_dir().join(format!("stock-service-test-{}", super::id()));
     std::fs::write(&path, content).expect("a writable folder");
     TemporaryFile(path.to_str().expect("UTF-8").to_owned())
 }
