@@ -27,7 +27,7 @@ down: ## end the demo in Docker, and leave no container, volume, network or imag
 	-docker image rm --force stock-service order-service
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
-	RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers:: --skip observability::live::
+	PGBOUNCER=1 RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers:: --skip observability::live::
 
 producers: ## the examples in Python, Node and PHP against the service, with their own client libraries
 	scripts/with-servers scripts/producers

@@ -162,8 +162,9 @@ async fn bounded<T>(limit: Duration, work: impl Future<Output = sqlx::Result<T>>
 
 /// How many migrations have not been applied yet.
 async fn pending(conn: &mut PgConnection, migrator: &Migrator) -> sqlx::Result<usize> {
-    let exists: bool =
-        sqlx::query_scalar("select to_regclass('_sqlx_migrations') is not null").fetch_one(&mut *conn).await?;
+    // Not by to_regclass, which in one transaction may go by what it knew before it waited for the lock.
+    let exists = "select exists (select from pg_class where relname = '_sqlx_migrations' and pg_table_is_visible(oid))";
+    let exists: bool = sqlx::query_scalar(exists).fetch_one(&mut *conn).await?;
     let applied: Vec<(i64, Vec<u8>)> = match exists {
         true => sqlx::query_as("select version, checksum from _sqlx_migrations where success").fetch_all(conn).await?,
         false => Vec::new(),

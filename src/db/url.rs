@@ -151,7 +151,8 @@ impl FromStr for DatabaseUrl {
         if parameter("sslmode").is_some_and(|mode| !modes.contains(&&*mode)) {
             return Err(MODES);
         }
-        let mut options = PgConnectOptions::from_str(text).map_err(|_| RULE)?;
+        // Nothing here has floats; and pgbouncer refuses who asks for a session with other ones than the server's.
+        let mut options = PgConnectOptions::from_str(text).map_err(|_| RULE)?.extra_float_digits(None);
         if let Some(url::Host::Ipv6(address)) = url.host()
             && parameter("host").is_none()
         {

@@ -37,6 +37,7 @@ mod order_at_once;
 mod order_status;
 mod other_applications;
 mod outage;
+mod pgbouncer;
 mod placement;
 mod producers;
 mod purge;
