@@ -86,9 +86,13 @@ async fn a_broker_of_a_private_ca_is_served_with_a_client_certificate_and_withou
     let identity = format!("certfile={}&keyfile={}", client.certificate.path(), client.key.path());
     works(&mut bed, &Broker::url("amqps", "localhost", port, &format!("cacertfile={ca}&{identity}"))).await;
 
-    // Without a file it is the system whose word counts.
+    // Without a file it is the system whose word counts, which it does not beside a file.
     bed.set_variable("SSL_CERT_FILE", ca);
     works(&mut bed, &Broker::url("amqps", "localhost", port, &identity)).await;
+    let stranger = Authority::new("Stranger");
+    let parameters = format!("cacertfile={}&{identity}", stranger.path());
+    let (check, finding, _) = fault(&mut bed, &Broker::url("amqps", "localhost", port, &parameters)).await;
+    assert!(check == "broker.tls" && finding.contains("issued by nobody"), "{check}: {finding}");
     bed.finish().await;
 }
 

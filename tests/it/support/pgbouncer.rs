@@ -1,6 +1,7 @@
 //! A transaction-pooling proxy between the service and the database.
 
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use tokio::net::TcpStream;
@@ -61,20 +62,33 @@ impl Pgbouncer {
         self.answers().await;
     }
 
+    /// Whether it does so by itself: `max_prepared_statements` is above 0 by default from 1.24 on.
+    pub async fn keeps_statements_apart() -> bool {
+        let said = command().arg("--version").output().await.expect("pgbouncer").stdout;
+        let said = String::from_utf8(said).expect("text");
+        let version = said.trim_start_matches("PgBouncer ").split(['.', '\n']);
+        version.map_while(|part| part.parse::<u32>().ok()).ge([1, 24])
+    }
+
     async fn answers(&self) {
         eventually("pgbouncer answers", async || TcpStream::connect(("127.0.0.1", self.port)).await.is_ok()).await;
     }
 }
 
-fn spawn(settings: &TemporaryFile) -> Child {
+fn command() -> Command {
     let mut command = Command::new("pgbouncer");
+    // Debian has it where only root looks.
+    command.env("PATH", format!("{}:/usr/sbin", std::env::var("PATH").expect("a path")));
+    command
+}
+
+fn spawn(settings: &TemporaryFile) -> Child {
+    let mut command = command();
     // It refuses to run as root.
-    if std::fs::metadata("/proc/self").is_ok_and(|process| std::os::unix::fs::MetadataExt::uid(&process) == 0) {
+    if std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0) {
         command.args(["-u", "nobody"]);
     }
-    // Debian has it where only root looks.
-    let path = format!("{}:/usr/sbin", std::env::var("PATH").expect("a path"));
-    command.arg("--quiet").arg(settings.path()).env("PATH", path);
+    command.arg("--quiet").arg(settings.path());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
     command.spawn().expect("pgbouncer; scripts/with-servers installs it when PGBOUNCER=1 is set")
 }
