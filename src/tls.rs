@@ -121,6 +121,19 @@ impl TlsFault {
         Self { cause: cause.into(), remedy: names.without.to_owned() }
     }
 
+    /// A connection that ended between the handshake and the server's first word. With TLS 1.3 the server judges the
+    /// client's certificate only then, and its reason may be lost with the connection.
+    pub(crate) fn cut_off(names: &Names) -> Self {
+        let Names { url, certificate, key, .. } = names;
+        Self {
+            cause: "the server closed the connection right after the TLS handshake".to_owned(),
+            remedy: format!(
+                "if it wants a client certificate, name one that it accepts, and its key: {certificate} and {key} in \
+                 {url}; else look at its log"
+            ),
+        }
+    }
+
     fn explain(error: &rustls::Error, names: &Names) -> Self {
         use AlertDescription as Alert;
         use CertificateError as Certificate;
@@ -161,13 +174,9 @@ impl TlsFault {
                 "the server demands a client certificate".to_owned(),
                 format!("name one, and its key: {certificate} and {key} in {url}"),
             ),
-            Tls::AlertReceived(alert) => (
-                format!("the server ended the TLS handshake ({alert:?})"),
-                format!(
-                    "if it wants a client certificate, name one that it accepts, and its key: {certificate} and {key} \
-                     in {url}; else look at its log"
-                ),
-            ),
+            Tls::AlertReceived(alert) => {
+                (format!("the server ended the TLS handshake ({alert:?})"), Self::cut_off(names).remedy)
+            }
             Tls::InconsistentKeys(_) => (
                 format!("the key in {key} is not that of the certificate in {certificate}"),
                 format!("correct them in {url}; the first certificate in the file is the one"),

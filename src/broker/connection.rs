@@ -9,6 +9,7 @@ use futures_util::{AsyncRead, AsyncWrite};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
 use lapin::{Connection, ConnectionProperties, ErrorKind};
 
+use super::url::TLS;
 use super::{AmqpUrl, BrokerError, answer, within};
 use crate::tls::{Certificates, Files, TlsFault};
 
@@ -21,7 +22,7 @@ use crate::tls::{Certificates, Files, TlsFault};
 pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerError> {
     let name = format!("stock-service {purpose}");
     let properties = ConnectionProperties::default().with_connection_name(name.into());
-    let (url, limit) = (url.clone(), url.connect_timeout);
+    let (url, limit, is_secure) = (url.clone(), url.connect_timeout, url.is_secure());
     let line = Arc::new(Line::default());
     let shared = line.clone();
     let dialled = Connection::connector(
@@ -49,7 +50,7 @@ pub async fn connect(url: &AmqpUrl, purpose: &str) -> Result<Connection, BrokerE
     {
         socket.shutdown(Shutdown::Both).ok(); // it may be shut down already
     }
-    match connection {
+    match connection.map_err(|error| unless_cut_off(error, is_secure)) {
         // Nothing has been said yet but the protocol's name.
         Err(BrokerError::Lapin(error)) if matches!(error.kind(), ErrorKind::ParsingError(_)) => {
             Err(BrokerError::Stranger)
@@ -72,6 +73,17 @@ where
         }
         _ => error,
     })
+}
+
+/// An error before the broker's first word, as a fault of TLS if the connection was just closed.
+pub(super) fn unless_cut_off(error: BrokerError, is_secure: bool) -> BrokerError {
+    use io::ErrorKind as Kind;
+
+    let is_closed = matches!(&error, BrokerError::Lapin(error) if matches!(error.kind(), ErrorKind::IOError(error) if matches!(
+        error.kind(),
+        Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof
+    )));
+    if is_secure && is_closed { BrokerError::Tls(TlsFault::cut_off(&TLS)) } else { error }
 }
 
 /// Trusts the system's authorities, or in their place the URL's.

@@ -13,7 +13,7 @@ use lapin::tcp::AsyncTcpStream;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ErrorKind, Event, ExchangeKind};
 
-use super::connection::secure;
+use super::connection::{secure, unless_cut_off};
 use super::{AmqpUrl, BrokerError, Topology, answer, within};
 
 /// What the broker says of itself before anybody logs in.
@@ -54,7 +54,8 @@ pub async fn product(url: &AmqpUrl) -> Result<Product, BrokerError> {
         }
     };
     // Boxed, for a stream with TLS is large.
-    let start = within(url.connect_timeout, Box::pin(start)).await?.ok_or(BrokerError::Stranger)?;
+    let start = within(url.connect_timeout, Box::pin(start)).await;
+    let start = start.map_err(|error| unless_cut_off(error, url.is_secure()))?.ok_or(BrokerError::Stranger)?;
     let property = |name| match start.server_properties.inner().get(name) {
         Some(AMQPValue::LongString(text)) => from_utf8(text.as_bytes()).unwrap_or_default().to_owned(),
         _ => String::new(),

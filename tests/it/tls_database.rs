@@ -104,7 +104,15 @@ async fn a_database_of_a_private_ca_is_served_with_a_client_certificate_and_with
     let identified =
         url(&bed, "localhost", &format!("sslmode=verify-full&sslrootcert={}&{identity}", authority.path()));
     works(&mut bed, &identified).await;
-    admit(&bed, "hostssl all all 127.0.0.1/32 password clientcert=verify-ca").await;
+    // Of the service alone: the test itself has no certificate.
+    let user = bed.demote().await;
+    bed.set("database.migrate_on_start", "false");
+    let demoted = bed.variable("STOCK__DATABASE__URL").to_owned();
+    bed.set_variable("DATABASE_URL", &demoted);
+    let rules = format!("hostssl all {user} 127.0.0.1/32 password clientcert=verify-ca");
+    admit(&bed, &format!("{rules}\nhost all all 127.0.0.1/32 password")).await;
+    let identified =
+        url(&bed, "localhost", &format!("sslmode=verify-full&sslrootcert={}&{identity}", authority.path()));
     works(&mut bed, &identified).await;
 
     // These encrypt, and verify nobody; as with all clients of PostgreSQL.
@@ -118,7 +126,6 @@ async fn a_database_of_a_private_ca_is_served_with_a_client_certificate_and_with
         let trusted = url(&bed, "localhost", &format!("sslmode=verify-full&{identity}{roots}"));
         works(&mut bed, &trusted).await;
     }
-    admit(&bed, "host all all 127.0.0.1/32 password").await;
     bed.finish().await;
 }
 
