@@ -1,7 +1,7 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo demo-docker demo-local down test producers deploy-check chaos lint doc contract sqlx sqlx-check ci
+.PHONY: help demo demo-docker demo-local down test producers deploy-check chaos lint doc contract sqlx sqlx-check ci e2e-docker
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
 CHAOS_SECONDS ?= 60
@@ -25,6 +25,9 @@ demo-local: ## the demo on throw-away local servers, or those of DATABASE_URL an
 down: ## end the demo in Docker, and leave no container, volume, network or image of it
 	docker compose --profile '*' down --volumes --remove-orphans
 	-docker image rm --force stock-service order-service
+
+e2e-docker: ## the images and docker-compose.yml on a Docker engine: stops, kills, late servers, an upgrade
+	scripts/e2e-docker.sh
 
 test: ## run all tests, on a real PostgreSQL and RabbitMQ
 	PGBOUNCER=1 RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers:: --skip observability::live::

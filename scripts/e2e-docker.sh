@@ -1,0 +1,255 @@
+#!/usr/bin/env bash
+# Proves the images and docker-compose.yml on a real Docker engine, and prints a table.
+#
+#   scripts/e2e-docker.sh [--previous IMAGE] [STEP…]    all steps if none is named
+#
+# IMAGE is what `upgrade` starts from; else it is built from the first commit that had a
+# Dockerfile. A project, images and volumes of its own are used, and removed in the end.
+# Exits 0 only if every step passed.
+
+# shellcheck disable=SC2317 # the steps are called by what stands in a list
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+steps=(build cold-up second-up stop-idle stop-busy kill-stock-service kill-order-service kill-report
+    kill-rabbitmq kill-postgres late-postgres late-rabbitmq constrained upgrade)
+
+previous=
+if [ "${1-}" = --previous ]; then
+    previous=${2:?"--previous needs an image"}
+    shift 2
+fi
+for step; do
+    [[ " ${steps[*]} " = *" $step "* ]] || { echo "e2e-docker: no step $step; there are: ${steps[*]}" >&2; exit 2; }
+done
+[ $# = 0 ] || steps=("$@")
+
+# A port for the management page that is free for sure.
+export COMPOSE_PROJECT_NAME=stock-e2e TAG=e2e RABBITMQ_PORT=0 ORDERS=20000
+scratch=$(mktemp -d)
+logs=$scratch/log
+
+# ---------------------------------------------------------------- what the steps are made of
+
+compose() { docker compose --progress quiet "$@"; }
+
+fail() {
+    echo "failed: $*" >&2
+    return 1
+}
+
+# wait_until SECONDS WHAT COMMAND…
+wait_until() {
+    local end=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || { fail "$what"; return; }
+        sleep 0.2
+    done
+}
+
+sql() { compose exec -T postgres psql -U stock -v ON_ERROR_STOP=1 -tAqc "$1"; }
+shop() { compose run --rm --no-deps --no-TTY order-service "$@"; }
+container() { compose ps --all --quiet "$1" | head -n 1; }
+state() { docker inspect --format "{{.State.$1}}" "$2"; }
+
+fresh() { compose down --volumes --remove-orphans --timeout 10; }
+# Servers and workers on empty volumes, without an order service.
+fresh_workers() {
+    fresh
+    compose up --detach --wait stock-service
+}
+
+processed() { sql 'select count(*) from processed_event'; }
+processed_more_than() { [ "$(processed)" -gt "$1" ]; }
+ended_well() { [ "$(state Status "$1") $(state ExitCode "$1")" = 'exited 0' ]; }
+
+# The verdict, with all services running that there are. It waits until nothing is left to do.
+verdict() { compose run --rm --no-deps --no-TTY report report --wait 300 --management 15672 "$@"; }
+
+# Begins the play and comes back in the middle of it.
+begin_play() {
+    local before
+    before=$(processed)
+    compose up --detach --no-deps --force-recreate order-service
+    wait_until 60 'nothing is processed' processed_more_than $((before + ORDERS / 10))
+}
+end_play() { wait_until 120 'the order service has not played to its end' ended_well "$(container order-service)"; }
+
+# stop CONTAINER SECONDS: it must end by itself, in order, within that time
+stop() {
+    local begun=$SECONDS
+    docker stop --time 30 "$1" >/dev/null
+    [ "$(state ExitCode "$1")" = 0 ] || { fail "exit status $(state ExitCode "$1") after docker stop"; return; }
+    [ $((SECONDS - begun)) -le "$2" ] || fail "docker stop took $((SECONDS - begun)) s"
+}
+
+kill_in_the_middle() { # kill_in_the_middle SERVICE
+    fresh_workers
+    begin_play
+    [ "$(state Running "$(container order-service)")" = true ] || fail 'the play is over already'
+    local victim
+    victim=$(container "$1")
+    docker kill "$victim" >/dev/null
+    docker start "$victim" >/dev/null
+    end_play
+    verdict --min-copies 10
+}
+
+# ---------------------------------------------------------------- the steps
+
+build() { compose build; }
+
+cold-up() {
+    fresh
+    compose up --build --detach
+    docker wait "$(container report)" >"$scratch/status"
+    docker logs "$(container report)"
+    [ "$(cat "$scratch/status")" = 0 ]
+}
+
+second-up() {
+    compose down --timeout 30
+    compose up --detach
+    docker wait "$(container report)" >"$scratch/status"
+    docker logs "$(container report)"
+    [ "$(cat "$scratch/status")" = 0 ]
+}
+
+stop-idle() {
+    fresh_workers
+    stop "$(container stock-service)" 2
+}
+
+stop-busy() {
+    fresh_workers
+    begin_play
+    local worker
+    for worker in $(compose ps --quiet stock-service); do stop "$worker" 27; done
+    compose up --detach --no-deps stock-service
+    end_play
+    verdict --min-copies 10
+}
+
+kill-stock-service() { kill_in_the_middle stock-service; }
+kill-order-service() { kill_in_the_middle order-service; }
+kill-rabbitmq() { kill_in_the_middle rabbitmq; }
+kill-postgres() { kill_in_the_middle postgres; }
+
+kill-report() {
+    fresh_workers
+    begin_play
+    compose up --detach --no-deps report
+    docker kill "$(container report)" >/dev/null
+    end_play
+    verdict --min-copies 10
+}
+
+# Everybody but the late one starts at once, the order service first.
+late() {
+    fresh
+    local service
+    for service in order-service stock-service migrate postgres rabbitmq; do
+        [ "$service" = "$1" ] || compose up --detach --no-deps "$service"
+    done
+    sleep 60
+    compose up --detach --no-deps "$1"
+    end_play
+    verdict --min-copies 10
+}
+late-postgres() { late postgres; }
+late-rabbitmq() { late rabbitmq; }
+
+# One worker with next to nothing: no rights, no place to write, a user that nobody knows.
+constrained() {
+    fresh_workers
+    compose stop stock-service
+    shop place --orders 5000
+    shop relay
+    local limits worker
+    limits=(--network "${COMPOSE_PROJECT_NAME}_default" --read-only --cap-drop ALL --security-opt no-new-privileges
+        --user 12345:54321 --memory 64m --memory-swap 64m --cpus 0.25
+        --env DATABASE_URL=postgres://stock:stock@postgres/stock --env AMQP_URL=amqp://stock:stock@rabbitmq/%2f)
+    worker=$(docker run --detach "${limits[@]}" "stock-service:$TAG")
+    echo "$worker" >>"$scratch/containers"
+    wait_until 120 'it does not become healthy' test_health "$worker"
+    wait_until 300 'it does not drain the queue' drained
+    stop "$worker" 27
+    [ "$(state OOMKilled "$worker")" = false ]
+    docker run --rm "${limits[@]}" "stock-service:$TAG" purge --horizon 30d
+    verdict
+}
+test_health() { [ "$(state Health.Status "$1")" = healthy ]; }
+drained() { shop drained; }
+
+# The previous release stops with messages in all queues, the present one goes on with them.
+upgrade() {
+    compose build
+    if [ -z "$previous" ]; then
+        previous=stock-service:e2e-previous
+        local first
+        first=$(git log --diff-filter=A --format=%H -- Dockerfile | tail -n 1)
+        echo "the previous image is that of $(git log -1 --format='%h %s' "$first")"
+        git archive "$first" | docker build --quiet --target service --tag "$previous" -
+    fi
+    docker tag "$previous" stock-service:e2e-old
+    docker tag "order-service:$TAG" order-service:e2e-old
+    # What fails comes back every 4 s until it no longer does.
+    printf 'services: { stock-service: { environment: { STOCK__RETRY__DELAY: 4s, STOCK__RETRY__MULTIPLIER: "1", STOCK__RETRY__MAX_RETRIES: "100" } } }\n' \
+        >"$scratch/retries.yml"
+    export COMPOSE_FILE=docker-compose.yml:$scratch/retries.yml
+
+    TAG=e2e-old fresh_workers
+    shop malformed
+    sql "create function refuse() returns trigger language plpgsql as
+         \$\$ begin raise exception 'refused for now'; end \$\$;
+         create trigger refuse before insert on reservation for each row
+         when (new.quantity = 7.5) execute function refuse()"
+    TAG=e2e-old begin_play
+    # shellcheck disable=SC2046 # words
+    docker stop --time 30 $(compose ps --quiet stock-service) >/dev/null
+    local waiting
+    waiting=$(shop drained) || true
+    echo "between the two: $waiting, and 10 failed ones"
+    [[ $waiting =~ ^([0-9,]+)' messages wait, '([0-9,]+)' of them' ]]
+    [ "${BASH_REMATCH[1]}" != "${BASH_REMATCH[2]}" ] || fail 'nothing is left in the main queue'
+    [ "${BASH_REMATCH[2]}" != 0 ] || fail 'nothing is left in a retry queue'
+
+    compose up --detach --no-deps migrate
+    compose up --detach --no-deps --wait stock-service
+    [ "$(docker inspect --format '{{.Image}}' "$(container stock-service)")" = "$(docker inspect --format '{{.Id}}' "stock-service:$TAG")" ]
+    sql 'drop trigger refuse on reservation'
+    end_play
+    verdict --min-copies 10
+}
+
+# ---------------------------------------------------------------- running them
+
+# shellcheck disable=SC2317,SC2329 # called by the trap
+clean_up() {
+    [ ! -e "$scratch/containers" ] || xargs docker rm --force --volumes <"$scratch/containers" >/dev/null
+    fresh
+    docker image rm --force {stock,order}-service:{e2e,e2e-old} stock-service:e2e-previous >/dev/null 2>&1 || true
+    rm -rf "$scratch"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+table=() status=0
+for step in "${steps[@]}"; do
+    printf '%-20s' "$step"
+    begun=$SECONDS
+    # In a shell of its own, where the first command that fails ends the step.
+    set +e
+    (set -e; "$step") >"$logs" 2>&1
+    result=$?
+    set -e
+    took=$((SECONDS - begun))
+    if [ $result = 0 ]; then word=passed; else word=FAILED status=1; fi
+    table+=("$(printf '| %-20s | %5s s | %s |' "$step" $took $word)")
+    echo "$word, $took s"
+    [ $result = 0 ] || { cat "$logs" && compose logs --tail 20 2>&1; } | sed 's/^/    /'
+done
+printf '\n| step                 |    time | result |\n| --- | ---: | --- |\n'
+printf '%s\n' "${table[@]}"
+exit $status
