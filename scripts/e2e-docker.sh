@@ -25,7 +25,7 @@ done
 [ $# = 0 ] || steps=("$@")
 
 # A port for the management page that is free for sure.
-export COMPOSE_PROJECT_NAME=stock-e2e TAG=e2e RABBITMQ_PORT=0 ORDERS=20000
+export COMPOSE_PROJECT_NAME=stock-e2e TAG=e2e RABBITMQ_PORT=0 ORDERS=10000
 scratch=$(mktemp -d)
 logs=$scratch/log
 
@@ -72,9 +72,9 @@ begin_play() {
     local before
     before=$(processed)
     compose up --detach --no-deps --force-recreate order-service
-    wait_until 60 'nothing is processed' processed_more_than $((before + ORDERS / 10))
+    wait_until 300 'nothing is processed' processed_more_than $((before + ORDERS / 10))
 }
-end_play() { wait_until 120 'the order service has not played to its end' ended_well "$(container order-service)"; }
+end_play() { wait_until 300 'the order service has not played to its end' ended_well "$(container order-service)"; }
 
 # stop CONTAINER SECONDS: it must end by itself, in order, within that time
 stop() {
