@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::support::{Order, Process, Proxy, Scripted, Step, TestBed, Way, eventually, eventually_within};
+use crate::support::{Order, PATIENCE, Process, Proxy, Scripted, Step, TestBed, Way, eventually, eventually_within};
 
 /// A second between heartbeats, and as long for a connection to be made.
 const IMPATIENT: &str = "?heartbeat=1&connection_timeout=1000";
@@ -248,7 +248,8 @@ async fn what_breaks_its_connection_wears_out_and_none_of_its_neighbours_does() 
     let bodies = before.iter().map(Order::body).chain([poison]).chain(after.iter().map(Order::body));
     bed.broker.publish_all(Order::EVENT, bodies).await;
     let service = bed.start().await;
-    bed.has_processed(60).await;
+    // The pauses between seven connections add up to 31 s, and by their jitter to 62 s at most.
+    eventually_within(2 * PATIENCE, "its neighbours are applied", async || bed.processed().await == 60).await;
     assert_eq!(bed.broker.failed(1).await[0].body, b"poison");
     assert_eq!(proxy.cuts(), 7, "as often as the limit allows");
     service.stop().await;
