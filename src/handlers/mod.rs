@@ -24,10 +24,12 @@ impl Dispatch for Handlers {
             }
         }
         let orders = placed.iter().map(|o| o.order_id).chain(changed.iter().map(|c| c.order_id));
-        order_status::lock(conn, orders).await.map_err(|error| Stop::from(error).during("order_status"))?;
+        let cancelled =
+            order_status::lock(conn, orders).await.map_err(|error| Stop::from(error).during("order_status"))?;
         let is_probe = fresh.is_empty();
         if !placed.is_empty() || is_probe {
-            reserve_stock::reserve(conn, &placed).await.map_err(|error| Stop::from(error).during("reserve_stock"))?;
+            let reserved = reserve_stock::reserve(conn, &placed, &cancelled).await;
+            reserved.map_err(|error| Stop::from(error).during("reserve_stock"))?;
         }
         if !changed.is_empty() || is_probe {
             order_status::change(conn, &changed).await.map_err(|error| Stop::from(error).during("order_status"))?;

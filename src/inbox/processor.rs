@@ -1,4 +1,4 @@
-//! One transaction for many events: claim, dispatch, seal, commit; and halves of it when one of them fails.
+//! One transaction for many events: claim, dispatch, seal, commit; and a search by halves when one of them fails.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -36,12 +36,12 @@ pub struct Processor<D> {
     monitor: Monitor,
 }
 
-/// How far a batch got: an outcome for each of its first messages, all of them unless it was interrupted.
+/// How far a batch got.
 #[derive(Debug)]
 pub struct Progress {
-    /// What happened to the first so many messages, in order.
+    /// What happened to its first messages, in order: to all of them, unless one has failed or the service was interrupted.
     pub outcomes: Vec<Outcome>,
-    /// Why the rest was not done.
+    /// What kept the rest from being done, if it was not a culprit.
     pub interrupted: Option<Interrupted>,
 }
 
@@ -71,27 +71,36 @@ impl<D: Dispatch> Processor<D> {
         self.applied.load(Ordering::Relaxed)
     }
 
-    /// Applies the batch, in one transaction if it can be.
+    /// Applies the batch in one transaction, if it can be; else as much of it as stands before the first culprit, and
+    /// tells what is wrong with that. The rest has no outcome then: how to go on with it is the caller's to decide.
     ///
-    /// A slice that fails is halved until the culprit stands alone, so a batch of one and a batch of many are the
-    /// same code. `pulse` beats with each transaction.
+    /// The culprit is found by halves, so a batch of one and a batch of many are the same code. `pulse` beats with each
+    /// transaction.
     pub async fn process(&self, batch: &[&Message], pulse: &Pulse) -> Progress {
         let mut outcomes = Vec::with_capacity(batch.len());
-        let mut slices = vec![batch]; // a stack: the next one last
-        while let Some(slice) = slices.pop() {
+        // What failed together ends here; so does what is tried next.
+        let (mut bad, mut end) = (batch.len(), batch.len());
+        loop {
+            let slice = &batch[outcomes.len()..end];
             match self.apply_despite_contention(slice, pulse).await {
-                Ok(applied) => outcomes.extend(applied),
+                Ok(applied) => {
+                    outcomes.extend(applied);
+                    if end == bad {
+                        return Progress { outcomes, interrupted: None };
+                    }
+                }
                 Err(Blocked::Service(interruption)) => {
                     return Progress { outcomes, interrupted: Some(Interrupted { interruption, tried: slice.len() }) };
                 }
-                Err(Blocked::Event(_)) if slice.len() > 1 => {
-                    let (first, second) = slice.split_at(slice.len() / 2);
-                    slices.extend([second, first]);
+                Err(Blocked::Event(failure)) if slice.len() == 1 => {
+                    outcomes.push(Outcome::Failed(failure));
+                    return Progress { outcomes, interrupted: None };
                 }
-                Err(Blocked::Event(failure)) => outcomes.push(Outcome::Failed(failure)),
+                Err(Blocked::Event(_)) => bad = end,
             }
+            // What went through is out of it: no need to try again whether the other half fails.
+            end = bad - (bad - outcomes.len()) / 2;
         }
-        Progress { outcomes, interrupted: None }
     }
 
     /// Whether events could be applied: all of a transaction, with none.

@@ -18,26 +18,59 @@ pub(super) struct Pending {
 
 /// What a worker has taken and not decided about.
 pub(super) struct Hand {
-    /// In the order of arrival.
-    pub(super) rest: VecDeque<Pending>,
+    /// Messages that have not failed before.
+    first: Lane,
+    /// Those that have: they may fail again, and are not to take the others along each time.
+    again: Lane,
     /// Messages that were interrupted alone; each is tried alone, now and then, beside the others.
     pub(super) suspects: Vec<Suspect>,
-    /// The most messages of the next transaction.
-    pub(super) limit: usize,
     /// Whether the last transaction was a suspect's: then it is the others' turn, whose way a slow one must not bar.
     pub(super) others_turn: bool,
     /// What keeps this worker from working.
     pub(super) outage: Outage,
 }
 
+/// Messages in the order of arrival, and how many of them are tried together.
+pub(super) struct Lane {
+    waiting: VecDeque<Pending>,
+    limit: usize,
+    batch_size: usize,
+}
+
+/// Whether a message has failed before.
+#[derive(Clone, Copy)]
+pub(super) enum Attempt {
+    First,
+    Again,
+}
+
 impl Hand {
-    pub(super) fn new(limit: usize, outage: Outage) -> Self {
-        Self { rest: VecDeque::new(), suspects: Vec::new(), limit, others_turn: false, outage }
+    pub(super) fn new(batch_size: usize, outage: Outage) -> Self {
+        let lane = |limit| Lane { waiting: VecDeque::new(), limit, batch_size };
+        Self { first: lane(batch_size), again: lane(1), suspects: Vec::new(), others_turn: false, outage }
     }
 
     /// How many messages it holds.
     pub(super) fn len(&self) -> usize {
-        self.rest.len() + self.suspects.len()
+        self.first.waiting.len() + self.again.waiting.len() + self.suspects.len()
+    }
+
+    /// Whether it holds none but suspects.
+    pub(super) fn is_free(&self) -> bool {
+        self.len() == self.suspects.len()
+    }
+
+    pub(super) fn lane(&mut self, attempt: Attempt) -> &mut Lane {
+        match attempt {
+            Attempt::First => &mut self.first,
+            Attempt::Again => &mut self.again,
+        }
+    }
+
+    /// Adds a message, behind all others of its kind.
+    pub(super) fn take(&mut self, pending: Pending) {
+        let attempt = if pending.parcel.retries == 0 { Attempt::First } else { Attempt::Again };
+        self.lane(attempt).waiting.push_back(pending);
     }
 
     /// Takes a suspect whose time has come, every other time.
@@ -57,9 +90,41 @@ impl Hand {
     }
 
     /// Takes the next messages, as many as may be tried at once.
-    pub(super) fn next_slice(&mut self) -> Option<VecDeque<Pending>> {
-        let size = self.limit.min(self.rest.len());
-        (size > 0).then(|| self.rest.drain(..size).collect())
+    pub(super) fn next_slice(&mut self) -> Option<(Attempt, VecDeque<Pending>)> {
+        [Attempt::First, Attempt::Again].into_iter().find_map(|attempt| {
+            let Lane { waiting, limit, .. } = self.lane(attempt);
+            let size = waiting.len().min(*limit);
+            (size > 0).then(|| (attempt, waiting.drain(..size).collect()))
+        })
+    }
+}
+
+impl Lane {
+    /// Puts back what was taken and not decided about.
+    pub(super) fn put_back(&mut self, mut slice: VecDeque<Pending>) {
+        slice.append(&mut self.waiting);
+        self.waiting = slice;
+    }
+
+    /// A slice went through. A little more the next time.
+    ///
+    /// More by a constant, and a half after each culprit, comes to rest at `sqrt(2 * MORE / p)` messages, where a share
+    /// `p` of them fails; and so does the size that costs least, about `sqrt(6 / p)` as measured: fewer pay for more
+    /// transactions, more for the work that each culprit undoes.
+    pub(super) fn went_through(&mut self) {
+        const MORE: usize = 4;
+        self.limit = (self.limit + MORE).min(self.batch_size);
+    }
+
+    /// A slice had a culprit.
+    pub(super) fn failed(&mut self) {
+        self.limit = (self.limit / 2).max(1);
+    }
+
+    /// The service was interrupted while so many were tried. An eighth, as if one of them were to blame: if one is, it
+    /// stands alone soon; if none is, little is lost.
+    pub(super) fn interrupted(&mut self, tried: usize) {
+        self.limit = (tried / 8).max(1);
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use self::hand::{Hand, Pending, Record, Suspect};
+use self::hand::{Attempt, Hand, Pending, Record, Suspect};
 use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology, Unreadable};
 use crate::db::Database;
 use crate::inbox::{Dispatch, Interrupted, Processor};
@@ -258,8 +258,8 @@ impl<D: Dispatch> Worker<D> {
             ensure!(self.settler.is_alive(), "no copies are made any more");
             let settled = if let Some(suspect) = self.hand.due_suspect() {
                 self.try_suspect(suspect).await
-            } else if let Some(slice) = self.hand.next_slice() {
-                self.try_slice(slice).await
+            } else if let Some((attempt, slice)) = self.hand.next_slice() {
+                self.try_slice(attempt, slice).await
             } else {
                 let due = self.hand.next_due();
                 tokio::select! {
@@ -284,7 +284,7 @@ impl<D: Dispatch> Worker<D> {
                     }
                 }
             };
-            if self.hand.rest.is_empty() {
+            if self.hand.is_free() {
                 let held = self.settler.placing() + self.hand.suspects.len();
                 self.subscription.adjust_window(settled, held).await?;
             }
@@ -300,7 +300,7 @@ impl<D: Dispatch> Worker<D> {
         let mut decided = Vec::new();
         for Received { content, parcel } in batch {
             match content {
-                Ok(message) => self.hand.rest.push_back(Pending { message, parcel }),
+                Ok(message) => self.hand.take(Pending { message, parcel }),
                 Err(undecodable) => {
                     let verdict = self.shared.policy.judge_undecodable(&undecodable);
                     self.tell(None, &parcel, &verdict, Fate::Ignored);
@@ -313,24 +313,25 @@ impl<D: Dispatch> Worker<D> {
         settled
     }
 
-    /// Tries the next messages in one transaction. Tells whether they are settled.
-    async fn try_slice(&mut self, mut slice: VecDeque<Pending>) -> bool {
-        let interrupted = self.process(&mut slice).await;
+    /// Tries the next messages in one transaction. Tells whether any are settled.
+    async fn try_slice(&mut self, attempt: Attempt, mut slice: VecDeque<Pending>) -> bool {
+        let (interrupted, failed) = self.process(&mut slice).await;
+        let lane = self.hand.lane(attempt);
         let Some(Interrupted { interruption, tried }) = interrupted else {
-            self.hand.limit = (self.hand.limit * 2).min(self.shared.consume.batch_size);
+            match failed {
+                true => lane.failed(),
+                false => lane.went_through(),
+            }
+            lane.put_back(slice);
             self.hand.outage.over();
             return true;
         };
-        // An eighth, as if one of them were to blame: if one is, it stands alone soon; if none is, little is lost.
-        self.hand.limit = (tried / 8).max(1);
-        if tried == 1
-            && let Some(pending) = slice.pop_front()
-        {
+        lane.interrupted(tried);
+        let alone = if tried == 1 { slice.pop_front() } else { None };
+        lane.put_back(slice);
+        if let Some(pending) = alone {
             let record = Record::new(self.shared.processor.applied()).interrupted();
             self.hand.suspects.push(Suspect { pending, record });
-        }
-        while let Some(pending) = slice.pop_back() {
-            self.hand.rest.push_front(pending);
         }
         self.hold(&interruption).await;
         false
@@ -340,7 +341,7 @@ impl<D: Dispatch> Worker<D> {
     async fn try_suspect(&mut self, suspect: Suspect) -> bool {
         let Suspect { pending, record } = suspect;
         let mut slice = VecDeque::from([pending]);
-        let interrupted = self.process(&mut slice).await;
+        let (interrupted, _) = self.process(&mut slice).await;
         let (Some(Interrupted { interruption, .. }), Some(pending)) = (interrupted, slice.pop_front()) else {
             self.hand.outage.over();
             return true;
@@ -357,8 +358,8 @@ impl<D: Dispatch> Worker<D> {
         true
     }
 
-    /// Applies what it can of the slice and settles it; the rest stays in the slice.
-    async fn process(&self, slice: &mut VecDeque<Pending>) -> Option<Interrupted> {
+    /// Applies what it can of the slice and settles it; the rest stays in the slice. Tells also whether one has failed.
+    async fn process(&self, slice: &mut VecDeque<Pending>) -> (Option<Interrupted>, bool) {
         let messages: Vec<_> = slice.iter().map(|pending| &pending.message).collect();
         let progress = self.shared.processor.process(&messages, &self.pulse).await;
         let done = slice.drain(..progress.outcomes.len()).zip(&progress.outcomes);
@@ -369,7 +370,8 @@ impl<D: Dispatch> Worker<D> {
             })
             .collect();
         self.settler.settle(decided).await;
-        progress.interrupted
+        let failed = progress.outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_)));
+        (progress.interrupted, failed)
     }
 
     fn judge(&self, message: &Message, parcel: &Parcel, outcome: &Outcome) -> Verdict {
