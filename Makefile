@@ -1,7 +1,7 @@
 # `make` lists the targets. They need cargo; those that need servers start their own
 # (see scripts/with-servers).
 
-.PHONY: help demo demo-docker demo-local down test producers deploy-check chaos lint doc contract sqlx sqlx-check ci e2e-docker
+.PHONY: help demo demo-docker demo-local down test producers deploy-check chaos bench lint doc contract sqlx sqlx-check ci e2e-docker
 # More than there are cores: tests mostly wait for the servers.
 TEST_THREADS ?= 4
 CHAOS_SECONDS ?= 60
@@ -42,6 +42,11 @@ chaos: ## every kind of fault, at random, and an audit (CHAOS_SECONDS=60; SEED=N
 	cargo build --locked --bin stock-service --example chaos
 	env -u DATABASE_URL -u AMQP_URL -u ONLY DURABLE=1 scripts/with-servers \
 		$(TARGET)/debug/examples/chaos $(TARGET)/debug/stock-service --seconds $(CHAOS_SECONDS) $(addprefix --seed ,$(SEED))
+
+bench: ## throughput, latency and growth, on servers that sync to disk; docs/benchmarks (SECTIONS="drains latency")
+	cargo build --locked --release --bin stock-service --example bench
+	env -u DATABASE_URL -u AMQP_URL -u ONLY DURABLE=1 scripts/with-servers \
+		$(TARGET)/release/examples/bench $(TARGET)/release/stock-service $(addprefix --only ,$(SECTIONS))
 
 lint: ## formatting, clippy, shellcheck
 	cargo fmt --check
