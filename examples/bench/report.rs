@@ -72,7 +72,7 @@ impl Results {
             Some(lone.quantile(500).as_secs_f64() / bare.as_secs_f64())
         };
         let largest = growth.and_then(|growth| {
-            let (_, _, series) = growth.filled.iter().filter(|(ids, ..)| *ids == crate::load::Ids::V7).next_back()?;
+            let (_, _, series) = growth.filled.iter().rfind(|(ids, ..)| *ids == crate::load::Ids::V7)?;
             ratio(series.rate(), growth.empty.rate())
         });
         let target = |what, figure, bound, unit| Target { what, figure, bound, unit };
