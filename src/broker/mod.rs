@@ -8,6 +8,7 @@ mod publisher;
 mod queues;
 mod settler;
 mod topology;
+mod unsettled;
 mod url;
 
 use std::time::Duration;

@@ -14,8 +14,9 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::consumer::{Parcel, Receipt, Subscription, Unsettled};
+use super::consumer::{Parcel, Subscription};
 use super::headers::{self, Stamp};
+use super::unsettled::Unsettled;
 use super::{Publisher, Topology};
 use crate::message::Verdict;
 use crate::stock::harmless;
@@ -111,9 +112,19 @@ impl Settler {
         }
         if !done.is_empty() {
             let begun = Instant::now();
-            acknowledge(&self.unsettled, done, &self.metrics).await;
+            note_lost(self.unsettled.acknowledge(done).await, &self.metrics);
             self.metrics.step(Step::Settlement, begun.elapsed());
         }
+    }
+
+    /// Acknowledges what has waited for older deliveries for long enough.
+    pub async fn acknowledge_overdue(&self) {
+        note_lost(self.unsettled.acknowledge([]).await, &self.metrics);
+    }
+
+    /// Acknowledges all that waits for older deliveries.
+    pub async fn flush(&self) {
+        note_lost(self.unsettled.flush().await, &self.metrics);
     }
 
     /// Whether copies are still made.
@@ -143,8 +154,8 @@ fn pauses() -> ExponentialBackoff {
         .build()
 }
 
-async fn acknowledge(unsettled: &Unsettled, receipts: Vec<Receipt>, metrics: &Metrics) {
-    let lost = unsettled.acknowledge(receipts).await;
+/// Takes note of acknowledgements that could not be sent.
+pub(super) fn note_lost(lost: usize, metrics: &Metrics) {
     if lost > 0 {
         metrics.acknowledgements_lost(lost);
         tracing::info!(lost, "acknowledgements not delivered, the messages will come again as duplicates");
@@ -255,7 +266,7 @@ impl Desk {
             let placer = number % shares.len();
             shares[placer].1.push(copy);
         }
-        join_all(shares.into_iter().map(async |(mut placer, copies)| {
+        join_all(shares.into_iter().map(|(mut placer, copies)| async move {
             for (queue, copy) in copies {
                 placer.place(&queue, copy).await.ok();
             }
@@ -282,7 +293,7 @@ impl Placer {
             if let Err(error) = self.publisher.publish(queue, properties, &parcel.body).await {
                 return Err((copy, format!("cannot place a copy in queue {queue}: {error}")));
             }
-            acknowledge(&self.unsettled, vec![copy.parcel.receipt], &self.metrics).await;
+            note_lost(self.unsettled.acknowledge([copy.parcel.receipt]).await, &self.metrics);
         }
         self.placing.fetch_sub(1, Ordering::Relaxed);
         Ok(())

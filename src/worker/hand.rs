@@ -174,3 +174,25 @@ impl Record {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_tries_fewer_after_each_culprit_and_a_few_more_after_each_slice_without() {
+        let mut lane = Lane { waiting: VecDeque::new(), limit: 10, batch_size: 12 };
+        lane.went_through();
+        assert_eq!(lane.limit, 12, "never more than a batch");
+        for limit in [6, 3, 1, 1] {
+            lane.failed();
+            assert_eq!(lane.limit, limit, "never none");
+        }
+        lane.went_through();
+        assert_eq!(lane.limit, 5);
+        for (tried, limit) in [(80, 10), (3, 1)] {
+            lane.interrupted(tried);
+            assert_eq!(lane.limit, limit);
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use lapin::types::AMQPValue;
 use stock_service::message::{Failure, Outcome, decode};
 
-use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually, text};
+use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually, text, with_headers};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_poison_event_does_not_hold_back_its_batch() {
@@ -113,6 +113,37 @@ async fn many_culprits_in_a_batch_are_all_found() {
     let failed: HashSet<_> = bed.broker.failed(30).await.into_iter().map(|message| message.body).collect();
     let expected = orders.iter().filter(|order| culprits.contains(&order.event_id));
     assert_eq!(failed, expected.map(|order| order.body().into_bytes()).collect());
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_failed_before_takes_no_neighbours_along_when_it_fails_again() {
+    let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "1");
+    bed.set("retry.max_retries", "1");
+    let orders = Order::many(50);
+    let script = Scripted::only(&orders[30].event_id, |_| Step::Fail);
+    let service = bed.start_with(script.clone()).await;
+    // One by one until the window is open.
+    for (order, processed) in orders[..20].iter().zip(1..) {
+        bed.broker.publish(Order::EVENT, order.body()).await;
+        bed.has_processed(processed).await;
+    }
+    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    bed.broker.publish(Order::EVENT, orders[20].body()).await;
+    bed.blocked(1).await;
+    for order in &orders[21..] {
+        let retries = i32::from(order.event_id == orders[30].event_id);
+        let headers = with_headers(&[("retry-count", AMQPValue::LongInt(retries))]);
+        bed.broker.publish_with(Order::EVENT, order.body(), headers).await;
+    }
+    bed.broker.has(&bed.broker.queue(), 0).await; // all are there for one batch
+    let before = script.slices();
+    drop(lock);
+    assert_eq!(bed.broker.failed(1).await[0].text("failure-reason"), "retries-exhausted");
+    bed.has_processed(49).await;
+    assert_eq!(script.slices() - before, 2, "its neighbours, and it alone");
+    service.stop().await;
     bed.finish().await;
 }
 
