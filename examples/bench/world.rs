@@ -60,8 +60,9 @@ impl Cpu {
 /// One run of the service over a loaded queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Drain {
+    /// Those that were done with by the end.
     pub messages: u64,
-    /// From the first delivery to the end of the process, which has found the queue empty and nothing in hand by then.
+    /// From the first delivery to the end.
     pub took: Duration,
     pub cpu: Cpu,
     /// Bytes.
@@ -85,12 +86,13 @@ pub fn rate(number: u64, took: Duration) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX)) / took.as_secs_f64()
 }
 
-/// When the service has done its work.
+/// When a drain has ended.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// The queue is empty and nothing in hand.
+    /// The process has ended by itself: the queue is empty, and nothing in hand.
     Empty,
-    /// So many events are applied: for what comes by retry queues.
+    /// Nothing is left in the queue but what is in hand. It goes on until so many events are applied; but that waits for the
+    /// delays of the last retries, which are no work.
     Applied(u64),
 }
 
@@ -225,7 +227,7 @@ impl World {
         let mut service = self.start(queue, settings, matches!(until, Until::Empty))?;
         let pid = service.id().context("the service has ended at once")?;
         let mut usage = (Duration::ZERO, 0);
-        let (mut begun, mut waiting) = (None, true);
+        let (mut begun, mut done) = (None, loaded.messages);
         let ended = loop {
             if let Some(status) = service.try_wait()? {
                 ensure!(status.success() && matches!(until, Until::Empty), "the service ended with {status}");
@@ -237,17 +239,17 @@ impl World {
                 continue; // without a pause: the first deliveries are to be seen as they go
             }
             sleep(Duration::from_millis(5)).await;
-            if let Until::Applied(events) = until {
-                // Counting costs the database; so not before the end is near.
-                waiting = waiting && self.ready(&queue.name()).await? > 0;
-                if !waiting {
-                    if self.count("select count(*) from processed_event").await? == events {
-                        let now = Instant::now();
-                        self.stop(service).await?;
-                        break now;
-                    }
+            if let Until::Applied(events) = until
+                && self.ready(&queue.name()).await? == 0
+            {
+                let now = Instant::now();
+                let applied = self.count("select count(*) from processed_event").await?;
+                done = loaded.messages * applied / loaded.events;
+                while self.count("select count(*) from processed_event").await? < events {
                     sleep(Duration::from_millis(100)).await;
                 }
+                self.stop(service).await?;
+                break now;
             }
         };
         let after = self.servers_cpu();
@@ -259,7 +261,7 @@ impl World {
             postgres: after.postgres - before.postgres,
             rabbitmq: after.rabbitmq - before.rabbitmq,
         };
-        Ok(Drain { messages: loaded.messages, took, cpu, peak_memory: usage.1 })
+        Ok(Drain { messages: done, took, cpu, peak_memory: usage.1 })
     }
 
     /// Fails unless just these orders were applied, each once and whole.
