@@ -234,6 +234,7 @@ async fn a_read_only_database_is_an_error_and_a_stricter_isolation_none() {
 #[tokio::test(flavor = "multi_thread")]
 async fn too_few_connections_for_one_more_replica_are_a_warning_before_they_are_an_error() {
     let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "2"); // so four connections
     let user = bed.demote().await; // limits do not bind a superuser
     bed.set("database.migrate_on_start", "false");
     bed.execute(&format!("alter role {user} connection limit 4")).await;
