@@ -60,6 +60,9 @@ async fn main() -> anyhow::Result<ExitCode> {
     if wanted(Section::Growth) {
         results.growth = Some(measure::growth(&world).await?);
     }
+    if wanted(Section::Purge) {
+        results.purged = Some(measure::purged(&world).await?);
+    }
     if wanted(Section::Sizes) {
         results.sizes = Some(measure::sizes(&world).await?);
     }

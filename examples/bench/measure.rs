@@ -46,8 +46,10 @@ pub enum Section {
     Latency,
     /// A million messages that wait.
     Backlog,
-    /// Millions of rows, and a purge of them.
+    /// Millions of rows.
     Growth,
+    /// Millions of rows that are purged meanwhile.
+    Purge,
 }
 
 /// Several drains of one kind.
@@ -216,23 +218,32 @@ pub struct Growth {
     pub empty: Series,
     /// Versions of ids, rows.
     pub filled: Vec<(Ids, u64, Series)>,
-    /// With so many rows to purge, and no purge.
-    pub unpurged: Series,
-    /// While they are purged.
-    pub purged: Series,
 }
 
-/// Drains over the rows that are there; those of the drains themselves are few beside them.
-async fn over(world: &World, first: u64, ids: Ids) -> anyhow::Result<Drain> {
+/// Drains over rows that are old enough to be purged.
+#[derive(Debug, Default)]
+pub struct Purged {
+    /// While nobody purges them.
+    pub before: Series,
+    /// While they are purged.
+    pub meanwhile: Series,
+}
+
+/// Drains over the rows that are there, beside a purge if there is to be one; its own rows are few beside them.
+async fn over(world: &World, first: u64, ids: Ids, purge: bool) -> anyhow::Result<Drain> {
+    const YOUNG: &str = "select count(*) from processed_event where processed_at > now() - interval '1 day'";
+
     world.execute("truncate reservation, order_status").await?;
     let loaded = world.load(Queue::Quorum, first, ORDERS, Mix { ids, ..Mix::ORDINARY }).await?;
-    let before =
-        world.count("select count(*) from processed_event where processed_at > now() - interval '1 day'").await?;
+    let before = world.count(YOUNG).await?;
     world.settle().await?;
+    let purge = if purge { Some(Purge::start(world)?) } else { None };
     let drain = world.drain(Queue::Quorum, loaded, &[], Until::Empty).await?;
-    let after =
-        world.count("select count(*) from processed_event where processed_at > now() - interval '1 day'").await?;
-    ensure!(after - before == loaded.events, "{} events were applied instead of {}", after - before, loaded.events);
+    if let Some(purge) = purge {
+        purge.stop().await.context("the purge ended before the drain")?;
+    }
+    let applied = world.count(YOUNG).await? - before;
+    ensure!(applied == loaded.events, "{applied} events were applied instead of {}", loaded.events);
     Ok(drain)
 }
 
@@ -246,7 +257,7 @@ pub async fn growth(world: &World) -> anyhow::Result<Growth> {
     world.empty_tables().await?;
     for _ in 0..ROUNDS {
         world.empty_tables().await?;
-        growth.empty.0.push(over(world, next(), Ids::V7).await?);
+        growth.empty.0.push(over(world, next(), Ids::V7, false).await?);
     }
     for ids in [Ids::V7, Ids::V4] {
         world.empty_tables().await?;
@@ -256,22 +267,24 @@ pub async fn growth(world: &World) -> anyhow::Result<Growth> {
             filled = rows;
             let mut series = Series::default();
             for _ in 0..ROUNDS {
-                series.0.push(over(world, next(), ids).await?);
+                series.0.push(over(world, next(), ids, false).await?);
             }
             println!("{rows} rows with {ids:?} ids: {}/s", series.rate());
             growth.filled.push((ids, rows, series));
         }
     }
+    Ok(growth)
+}
+
+pub async fn purged(world: &World) -> anyhow::Result<Purged> {
+    let mut purged = Purged::default();
     world.empty_tables().await?;
     growth::fill(world, 0, PURGED, Ids::V7, 40).await?;
-    for _ in 0..ROUNDS {
-        growth.unpurged.0.push(over(world, next(), Ids::V7).await?);
+    for round in 0..ROUNDS {
+        let first = (400 + 2 * round) * APART;
+        purged.before.0.push(over(world, first, Ids::V7, false).await?);
+        // A part of the rows goes each time; there are enough of them for all rounds.
+        purged.meanwhile.0.push(over(world, first + APART, Ids::V7, true).await?);
     }
-    for _ in 0..ROUNDS {
-        // Its rows go one after another; there are enough of them for all rounds.
-        let purge = Purge::start(world)?;
-        growth.purged.0.push(over(world, next(), Ids::V7).await?);
-        purge.stop().await.context("the purge ended before the drain")?;
-    }
-    Ok(growth)
+    Ok(purged)
 }
