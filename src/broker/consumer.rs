@@ -1,18 +1,19 @@
 //! Deliveries in: a window that opens slowly, batches of what is waiting, and the right to settle each once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, ensure};
+use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt};
 use lapin::message::Delivery;
-use lapin::options::{BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::options::{
+    BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions, QueueDeclareOptions,
+};
 use lapin::types::{DeliveryTag, FieldTable};
-use lapin::{Channel, Connection, Consumer};
+use lapin::{Acker, Channel, Connection, Consumer};
 
 use super::headers::Original;
-use super::settler::note_lost;
-use super::unsettled::{Receipt, Unsettled};
 use super::{answer, is_unreadable};
 use crate::message::{Message, Undecodable, decode};
 use crate::stock::harmless;
@@ -66,6 +67,21 @@ pub struct Parcel {
 #[derive(Debug, thiserror::Error)]
 #[error("a message came that cannot be read: {0}")]
 pub struct Unreadable(String);
+
+/// The right to settle one delivery, once, on the channel that it came by.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Receipt {
+    tag: DeliveryTag,
+    acker: Acker,
+}
+
+impl Receipt {
+    /// Whether the channel that it came by is still there.
+    pub(super) fn is_valid(&self) -> bool {
+        self.acker.usable()
+    }
+}
 
 /// One worker's consumer, on a channel of its own.
 #[derive(Debug)]
@@ -169,7 +185,7 @@ impl Subscription {
         self.metrics.delivered();
         // Left over from a connection that is gone: it will come again.
         if delivery.acker.usable() {
-            self.unsettled.delivered(delivery.delivery_tag);
+            self.unsettled.tags().insert(delivery.delivery_tag);
             self.waiting.push_back(Received::new(delivery, self.limits.body));
         }
         Ok(())
@@ -238,7 +254,6 @@ impl Subscription {
 
     async fn subscribe_again(&mut self) -> anyhow::Result<()> {
         self.consumer = subscribe(&self.channel, &self.queue, self.window).await?;
-        self.unsettled.fit(self.window);
         self.paused = false;
         Ok(())
     }
@@ -272,7 +287,7 @@ impl Subscription {
         self.unsettled.clone()
     }
 
-    /// Acknowledges what waits for nothing but older deliveries, and gives everything back that is not settled.
+    /// Gives everything back that is not settled.
     ///
     /// By nack, which RabbitMQ 4.3 does not count towards the delivery limit; before that every return counts.
     ///
@@ -280,8 +295,7 @@ impl Subscription {
     /// The broker's; closing the connection gives everything back as well.
     pub async fn give_back(self) -> anyhow::Result<()> {
         let all = BasicNackOptions { multiple: true, requeue: true };
-        note_lost(self.unsettled.flush().await, &self.metrics);
-        if !self.unsettled.is_empty() {
+        if !self.unsettled.tags().is_empty() {
             answer(self.channel.basic_nack(0, all)).await?; // tag 0: all of the channel
         }
         answer(self.channel.close(200, "stopped".into())).await?;
@@ -314,4 +328,49 @@ impl Received {
         let receipt = Receipt { tag: delivery.delivery_tag, acker: delivery.acker };
         Self { content, parcel: Parcel { retries, original, body: delivery.data, receipt } }
     }
+}
+
+/// The delivery tags of one channel that nobody has settled yet: what tells how far one acknowledgement may reach.
+#[derive(Debug, Default)]
+pub(super) struct Unsettled {
+    tags: std::sync::Mutex<BTreeSet<DeliveryTag>>,
+    /// Held while frames are written: one that reaches further must not overtake that of a single delivery, for the
+    /// broker closes a channel that acknowledges twice.
+    writing: tokio::sync::Mutex<()>,
+}
+
+impl Unsettled {
+    fn tags(&self) -> std::sync::MutexGuard<'_, BTreeSet<DeliveryTag>> {
+        self.tags.lock().unwrap_or_else(std::sync::PoisonError::into_inner) // no step leaves it half done
+    }
+
+    /// Acknowledges: everything below the first unsettled delivery by one frame, for the broker pays for each, and
+    /// the rest one by one. Tells how many acknowledgements could not be sent; their messages will come again.
+    pub(super) async fn acknowledge(&self, mut receipts: Vec<Receipt>) -> usize {
+        receipts.sort_unstable_by_key(|receipt| receipt.tag);
+        let _writing = self.writing.lock().await;
+        let first = {
+            let mut tags = self.tags();
+            for receipt in &receipts {
+                tags.remove(&receipt.tag);
+            }
+            tags.first().copied().unwrap_or(DeliveryTag::MAX)
+        };
+        let below = receipts.partition_point(|receipt| receipt.tag < first);
+        let mut lost = 0;
+        if let Some(last) = below.checked_sub(1)
+            && !acknowledge(&receipts[last], true).await
+        {
+            lost += below;
+        }
+        // Written one behind the other, and waited for together.
+        let rest = receipts[below..].iter().map(|receipt| acknowledge(receipt, false));
+        lost + join_all(rest).await.into_iter().filter(|arrived| !arrived).count()
+    }
+}
+
+/// Whether the acknowledgement went out. lapin answers `false`, not an error, when the channel is gone; and nothing at
+/// all when the connection breaks in this very moment.
+async fn acknowledge(receipt: &Receipt, multiple: bool) -> bool {
+    answer(receipt.acker.ack(BasicAckOptions { multiple })).await.unwrap_or(false)
 }

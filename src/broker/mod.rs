@@ -8,7 +8,6 @@ mod publisher;
 mod queues;
 mod settler;
 mod topology;
-mod unsettled;
 mod url;
 
 use std::time::Duration;

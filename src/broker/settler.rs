@@ -14,9 +14,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::consumer::{Parcel, Subscription};
+use super::consumer::{Parcel, Receipt, Subscription, Unsettled};
 use super::headers::{self, Stamp};
-use super::unsettled::Unsettled;
 use super::{Publisher, Topology};
 use crate::message::Verdict;
 use crate::stock::harmless;
@@ -112,19 +111,9 @@ impl Settler {
         }
         if !done.is_empty() {
             let begun = Instant::now();
-            note_lost(self.unsettled.acknowledge(done).await, &self.metrics);
+            acknowledge(&self.unsettled, done, &self.metrics).await;
             self.metrics.step(Step::Settlement, begun.elapsed());
         }
-    }
-
-    /// Acknowledges what has waited for older deliveries for long enough.
-    pub async fn acknowledge_overdue(&self) {
-        note_lost(self.unsettled.acknowledge([]).await, &self.metrics);
-    }
-
-    /// Acknowledges all that waits for older deliveries.
-    pub async fn flush(&self) {
-        note_lost(self.unsettled.flush().await, &self.metrics);
     }
 
     /// Whether copies are still made.
@@ -154,8 +143,8 @@ fn pauses() -> ExponentialBackoff {
         .build()
 }
 
-/// Takes note of acknowledgements that could not be sent.
-pub(super) fn note_lost(lost: usize, metrics: &Metrics) {
+async fn acknowledge(unsettled: &Unsettled, receipts: Vec<Receipt>, metrics: &Metrics) {
+    let lost = unsettled.acknowledge(receipts).await;
     if lost > 0 {
         metrics.acknowledgements_lost(lost);
         tracing::info!(lost, "acknowledgements not delivered, the messages will come again as duplicates");
@@ -293,7 +282,7 @@ impl Placer {
             if let Err(error) = self.publisher.publish(queue, properties, &parcel.body).await {
                 return Err((copy, format!("cannot place a copy in queue {queue}: {error}")));
             }
-            note_lost(self.unsettled.acknowledge([copy.parcel.receipt]).await, &self.metrics);
+            acknowledge(&self.unsettled, vec![copy.parcel.receipt], &self.metrics).await;
         }
         self.placing.fetch_sub(1, Ordering::Relaxed);
         Ok(())

@@ -237,13 +237,7 @@ impl<D: Dispatch> Worker<D> {
     }
 
     async fn run(mut self) -> anyhow::Result<End> {
-        let end = match self.work().await {
-            Ok(end) => end,
-            Err(error) => {
-                self.settler.flush().await; // in vain if the channel is gone, which is then taken note of
-                return Err(error);
-            }
-        };
+        let end = self.work().await?;
         self.pulse.rest(); // what follows is bounded by the grace period
         self.subscription.unsubscribe().await?;
         // Half of the grace, so that there is time to give back what is not placed by then.
@@ -262,7 +256,6 @@ impl<D: Dispatch> Worker<D> {
             // Nothing may be done for deliveries that cannot be settled any more; others have them again.
             ensure!(self.subscription.is_alive(), "the channel is gone");
             ensure!(self.settler.is_alive(), "no copies are made any more");
-            self.settler.acknowledge_overdue().await;
             let settled = if let Some(suspect) = self.hand.due_suspect() {
                 self.try_suspect(suspect).await
             } else if let Some((attempt, slice)) = self.hand.next_slice() {
