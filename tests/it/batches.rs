@@ -3,9 +3,24 @@
 use std::collections::HashSet;
 
 use lapin::types::AMQPValue;
+use sqlx::PgConnection;
 use stock_service::message::{Failure, Outcome, decode};
 
 use crate::support::{Order, Scripted, StatusChange, Step, TestBed, eventually, text, with_headers};
+
+/// Publishes the orders one by one, so that the window opens, and has the worker wait with the last one for what it gives:
+/// what is published meanwhile is the next batch.
+async fn hold_up_behind(bed: &TestBed, orders: &[Order]) -> PgConnection {
+    let (last, first) = orders.split_last().expect("an order");
+    for (order, processed) in first.iter().zip(1..) {
+        bed.broker.publish(Order::EVENT, order.body()).await;
+        bed.has_processed(processed).await;
+    }
+    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
+    bed.broker.publish(Order::EVENT, last.body()).await;
+    bed.blocked(1).await;
+    lock
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_poison_event_does_not_hold_back_its_batch() {
@@ -45,14 +60,7 @@ async fn a_failure_gives_none_of_its_neighbours_back() {
         _ => Step::Apply,
     });
     let service = bed.start_with(script).await;
-    // One by one until the window is open.
-    for (order, processed) in orders[..20].iter().zip(1..) {
-        bed.broker.publish(Order::EVENT, order.body()).await;
-        bed.has_processed(processed).await;
-    }
-    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
-    bed.broker.publish(Order::EVENT, orders[20].body()).await;
-    bed.blocked(1).await;
+    let lock = hold_up_behind(&bed, &orders[..21]).await;
     let rest = ["no event".to_owned()].into_iter().chain(orders[21..].iter().map(Order::body));
     bed.broker.publish_all(Order::EVENT, rest).await;
     bed.broker.has(&bed.broker.queue(), 0).await; // all are in the window
@@ -124,14 +132,7 @@ async fn what_failed_before_takes_no_neighbours_along_when_it_fails_again() {
     let orders = Order::many(50);
     let script = Scripted::only(&orders[30].event_id, |_| Step::Fail);
     let service = bed.start_with(script.clone()).await;
-    // One by one until the window is open.
-    for (order, processed) in orders[..20].iter().zip(1..) {
-        bed.broker.publish(Order::EVENT, order.body()).await;
-        bed.has_processed(processed).await;
-    }
-    let lock = bed.side_session("lock table reservation in access exclusive mode").await;
-    bed.broker.publish(Order::EVENT, orders[20].body()).await;
-    bed.blocked(1).await;
+    let lock = hold_up_behind(&bed, &orders[..21]).await;
     for order in &orders[21..] {
         let retries = i32::from(order.event_id == orders[30].event_id);
         let headers = with_headers(&[("retry-count", AMQPValue::LongInt(retries))]);

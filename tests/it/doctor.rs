@@ -11,7 +11,7 @@ use crate::support::{Finished, Order, Servers, TestBed, persistent, text, with_h
 
 /// What `doctor --json` said.
 #[derive(Debug)]
-struct Diagnosis {
+pub(crate) struct Diagnosis {
     code: Option<i32>,
     findings: Vec<Value>,
 }
@@ -45,6 +45,14 @@ impl Diagnosis {
         assert_eq!(self.errors().len(), 1, "{:#?}", self.errors());
     }
 
+    /// The check, the finding and the remedy of the only error there is.
+    pub(crate) fn only_error(&self) -> (String, String, String) {
+        let errors = self.errors();
+        assert_eq!((self.code, errors.len()), (Some(1), 1), "{:#?}", self.findings);
+        let text = |key: &str| errors[0][key].as_str().expect("a text").to_owned();
+        (text("check"), text("finding"), text("remedy"))
+    }
+
     /// There are none but warnings, this one among them.
     fn assert_warns(&self, check: &str, words: &str) {
         self.assert_has("warning", check, words);
@@ -52,7 +60,7 @@ impl Diagnosis {
     }
 }
 
-async fn doctor(bed: &TestBed) -> Diagnosis {
+pub(crate) async fn doctor(bed: &TestBed) -> Diagnosis {
     Diagnosis::of(&bed.spawn(&["doctor", "--json"]).end().await)
 }
 

@@ -2,8 +2,7 @@
 
 use std::net::TcpListener;
 
-use serde_json::Value;
-
+use crate::doctor::doctor;
 use crate::support::{Authority, Identity, Order, Servers, TestBed};
 
 /// A broker of the test's own that speaks TLS.
@@ -56,13 +55,7 @@ async fn works(bed: &mut TestBed, url: &str) {
 /// The doctor's finding about the broker, which is an error; and the service says the same in its log, and waits.
 async fn fault(bed: &mut TestBed, url: &str) -> (String, String, String) {
     bed.set("amqp.url", url);
-    let end = bed.spawn(&["doctor", "--json"]).end().await;
-    assert_eq!(end.code(), Some(1), "{}{}", end.stdout, end.stderr);
-    let findings: Vec<Value> = serde_json::from_str(&end.stdout).expect("JSON");
-    let errors: Vec<_> = findings.iter().filter(|finding| finding["level"] == "error").collect();
-    assert_eq!(errors.len(), 1, "{errors:#?}");
-    let text = |key: &str| errors[0][key].as_str().expect("a text").to_owned();
-    let (check, finding, remedy) = (text("check"), text("finding"), text("remedy"));
+    let (check, finding, remedy) = doctor(bed).await.only_error();
     let (_, cause) = finding.split_once(": ").expect("a place and a cause");
     let mut service = bed.spawn(&["consume"]);
     let wants_certificate = "certfile and keyfile in AMQP_URL";

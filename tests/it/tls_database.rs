@@ -1,7 +1,6 @@
 //! The way to the database by TLS: who is trusted, who is refused, and what is said about it.
 
-use serde_json::Value;
-
+use crate::doctor::doctor;
 use crate::support::{Authority, Identity, Order, Servers, TestBed, eventually};
 
 /// Has the server show this certificate from the next connection on, and demand one of the authority's from the test's
@@ -65,13 +64,7 @@ async fn works(bed: &mut TestBed, url: &str) {
 /// The doctor's finding about the database, which is an error; and the service says the same in its log, and waits.
 async fn fault(bed: &mut TestBed, url: &str) -> (String, String, String) {
     bed.set("database.url", url);
-    let end = bed.spawn(&["doctor", "--json"]).end().await;
-    assert_eq!(end.code(), Some(1), "{}{}", end.stdout, end.stderr);
-    let findings: Vec<Value> = serde_json::from_str(&end.stdout).expect("JSON");
-    let errors: Vec<_> = findings.iter().filter(|finding| finding["level"] == "error").collect();
-    assert_eq!(errors.len(), 1, "{errors:#?}");
-    let text = |key: &str| errors[0][key].as_str().expect("a text").to_owned();
-    let (check, finding, remedy) = (text("check"), text("finding"), text("remedy"));
+    let (check, finding, remedy) = doctor(bed).await.only_error();
     let (_, cause) = finding.split_once(": ").expect("a place and a cause");
     let said = if check == "database.tls" { format!("{cause}; {remedy}") } else { cause.to_owned() };
     let mut service = bed.spawn(&["consume"]);
