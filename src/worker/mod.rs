@@ -370,7 +370,7 @@ impl<D: Dispatch> Worker<D> {
             })
             .collect();
         self.settler.settle(decided).await;
-        let failed = progress.outcomes.iter().any(|outcome| matches!(outcome, Outcome::Failed(_)));
+        let failed = matches!(progress.outcomes.last(), Some(Outcome::Failed(_))); // none comes after a culprit
         (progress.interrupted, failed)
     }
 
