@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 steps=(build cold-up second-up stop-idle stop-busy kill-stock-service kill-order-service kill-report
-    kill-rabbitmq kill-postgres late-postgres late-rabbitmq constrained upgrade)
+    kill-rabbitmq kill-postgres late-postgres late-rabbitmq constrained tls observability upgrade)
 
 previous=
 if [ "${1-}" = --previous ]; then
@@ -24,8 +24,8 @@ for step; do
 done
 [ $# = 0 ] || steps=("$@")
 
-# A port for the management page that is free for sure.
-export COMPOSE_PROJECT_NAME=stock-e2e TAG=e2e RABBITMQ_PORT=0 ORDERS=10000
+# Ports that are free for sure.
+export COMPOSE_PROJECT_NAME=stock-e2e TAG=e2e RABBITMQ_PORT=0 PROMETHEUS_PORT=0 ORDERS=10000
 scratch=$(mktemp -d)
 logs=$scratch/log
 
@@ -53,7 +53,7 @@ shop() { compose run --rm --no-deps --no-TTY order-service "$@"; }
 container() { compose ps --all --quiet "$1" | head -n 1; }
 state() { docker inspect --format "{{.State.$1}}" "$2"; }
 
-fresh() { compose down --volumes --remove-orphans --timeout 10; }
+fresh() { compose --profile '*' down --volumes --remove-orphans --timeout 10; }
 # Servers and workers on empty volumes, without an order service.
 fresh_workers() {
     fresh
@@ -181,6 +181,82 @@ constrained() {
 }
 test_health() { [ "$(state Health.Status "$1")" = healthy ]; }
 drained() { shop drained; }
+
+# Both servers by TLS: their names are verified, and the broker wants to see a certificate.
+tls() {
+    local certs=$scratch/certs name worker image verified
+    mkdir "$certs"
+    openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout "$certs/ca.key" -out "$certs/ca.pem"
+    for name in postgres rabbitmq worker; do
+        openssl req -newkey rsa:2048 -nodes -subj "/CN=$name" -keyout "$certs/$name.key" -out "$certs/$name.csr"
+        openssl x509 -req -days 2 -in "$certs/$name.csr" -CA "$certs/ca.pem" -CAkey "$certs/ca.key" -CAcreateserial \
+            -extfile <(echo "subjectAltName=DNS:$name") -out "$certs/$name.pem"
+    done
+    chmod a+r "$certs"/*.key # whoever the servers and the worker run as
+    # PostgreSQL reads no key that others can read.
+    docker run --rm --user 0 --entrypoint sh --volume "$certs:/certs" postgres:18 \
+        -c 'chmod 600 /certs/postgres.key && chown postgres /certs/postgres.key'
+    cat >"$certs/rabbitmq.conf" <<'END'
+listeners.ssl.default = 5671
+ssl_options.cacertfile = /certs/ca.pem
+ssl_options.certfile = /certs/rabbitmq.pem
+ssl_options.keyfile = /certs/rabbitmq.key
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+END
+    cat >"$scratch/tls.yml" <<END
+services:
+  postgres:
+    command: [postgres, -c, ssl=on, -c, ssl_cert_file=/certs/postgres.pem, -c, ssl_key_file=/certs/postgres.key]
+    volumes: ["$certs:/certs:ro"]
+  rabbitmq:
+    volumes: ["$certs:/certs:ro", "$certs/rabbitmq.conf:/etc/rabbitmq/conf.d/95-tls.conf:ro"]
+END
+    export COMPOSE_FILE=docker-compose.yml:$scratch/tls.yml
+    fresh
+    compose up --detach --wait postgres rabbitmq
+
+    image=(--network "${COMPOSE_PROJECT_NAME}_default" --volume "$certs:/certs:ro"
+        --env "AMQP_URL=amqps://stock:stock@rabbitmq:5671/%2f?cacertfile=/certs/ca.pem&certfile=/certs/worker.pem&keyfile=/certs/worker.key")
+    verified='postgres://stock:stock@postgres/stock?sslmode=verify-full&sslrootcert=/certs/ca.pem'
+    refuses 'issued by nobody who is trusted' "${verified%&*}"
+    refuses 'certificate is not for' "${verified/@postgres/@$(docker inspect --format '{{slice .Name 1}}' "$(container postgres)")}"
+    image+=(--env "DATABASE_URL=$verified" "stock-service:$TAG")
+    docker run --rm --init "${image[@]}" migrate
+    worker=$(docker run --detach "${image[@]}")
+    echo "$worker" >>"$scratch/containers"
+    wait_until 60 'it does not become healthy' test_health "$worker"
+    [ "$(sql 'select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid) where client_addr is not null')" = t ]
+    [ "$(compose exec -T rabbitmq rabbitmqctl --quiet list_connections ssl | sort -u | grep -v '^ssl$')" = true ]
+    shop place --orders 1000
+    shop relay
+    wait_until 60 'it does not drain the queue' drained
+    verdict
+    stop "$worker" 27
+}
+# refuses CAUSE DATABASE_URL: says why, and connects with none
+refuses() {
+    local said
+    ! said=$(docker run --rm --init "${image[@]}" --env "DATABASE_URL=$2" "stock-service:$TAG" doctor 2>&1) || fail "it connected: $2"
+    [[ $said = *"$1"* ]] || fail "it does not say '$1': $said"
+}
+
+# The metrics of both workers arrive in Prometheus, and its rules can be evaluated. (Grafana shows what it holds.)
+observability() {
+    fresh
+    compose --profile observability up --detach --wait stock-service prometheus
+    prometheus=http://$(compose --profile observability port prometheus 9090)
+    wait_until 60 'Prometheus does not scrape two workers' scrapes_both
+    wait_until 60 'Prometheus has not evaluated the rules' evaluates_all
+}
+scrapes_both() {
+    [[ $(curl -fsS --data-urlencode 'query=count(up{job="stock-service"} == 1)' "$prometheus/api/v1/query") = *',"2"]'* ]]
+}
+evaluates_all() {
+    local rules
+    rules=$(curl -fsS "$prometheus/api/v1/rules")
+    [[ $rules = *'"health":"ok"'* && $rules != *'"health":"unknown"'* && $rules != *'"health":"err"'* ]]
+}
 
 # The previous release stops with messages in all queues, the present one goes on with them.
 upgrade() {
