@@ -12,7 +12,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 steps=(build cold-up second-up stop-idle stop-busy kill-stock-service kill-order-service kill-report
-    kill-rabbitmq kill-postgres late-postgres late-rabbitmq constrained tls observability upgrade)
+    kill-rabbitmq kill-postgres late-postgres late-rabbitmq constrained tls observability upgrade
+    side-by-side)
 
 previous=
 if [ "${1-}" = --previous ]; then
@@ -186,9 +187,9 @@ drained() { shop drained; }
 tls() {
     local certs=$scratch/certs name worker image verified
     mkdir "$certs"
-    openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout "$certs/ca.key" -out "$certs/ca.pem"
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority -keyout "$certs/ca.key" -out "$certs/ca.pem"
     for name in postgres rabbitmq worker; do
-        openssl req -newkey rsa:2048 -nodes -subj "/CN=$name" -keyout "$certs/$name.key" -out "$certs/$name.csr"
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$name" -keyout "$certs/$name.key" -out "$certs/$name.csr"
         openssl x509 -req -days 2 -in "$certs/$name.csr" -CA "$certs/ca.pem" -CAkey "$certs/ca.key" -CAcreateserial \
             -extfile <(echo "subjectAltName=DNS:$name") -out "$certs/$name.pem"
     done
@@ -258,8 +259,8 @@ evaluates_all() {
     [[ $rules = *'"health":"ok"'* && $rules != *'"health":"unknown"'* && $rules != *'"health":"err"'* ]]
 }
 
-# The previous release stops with messages in all queues, the present one goes on with them.
-upgrade() {
+# The tag e2e-old: the previous release of the service, with the present order service.
+make_previous() {
     compose build
     if [ -z "$previous" ]; then
         previous=stock-service:e2e-previous
@@ -270,6 +271,11 @@ upgrade() {
     fi
     docker tag "$previous" stock-service:e2e-old
     docker tag "order-service:$TAG" order-service:e2e-old
+}
+
+# The previous release stops with messages in all queues, the present one goes on with them.
+upgrade() {
+    make_previous
     # What fails comes back every 4 s until it no longer does.
     printf 'services: { stock-service: { environment: { STOCK__RETRY__DELAY: 4s, STOCK__RETRY__MULTIPLIER: "1", STOCK__RETRY__MAX_RETRIES: "100" } } }\n' \
         >"$scratch/retries.yml"
@@ -298,6 +304,36 @@ upgrade() {
     end_play
     verdict --min-copies 10
 }
+
+# The previous release and the present one on one queue, where every order fails: six attempts each, whoever makes them.
+side-by-side() {
+    make_previous
+    printf 'services: { stock-service: { environment: { STOCK__RETRY__DELAY: 1s, STOCK__RETRY__MULTIPLIER: "1", STOCK__RETRY__MAX_RETRIES: "5" } } }\n' \
+        >"$scratch/attempts.yml"
+    export COMPOSE_FILE=docker-compose.yml:$scratch/attempts.yml
+    fresh
+    TAG=e2e-old compose up --detach --wait --scale stock-service=1 stock-service
+    compose up --detach --wait --no-deps --no-recreate stock-service
+    local old new failed messages worker
+    old=$(container_of stock-service:e2e-old) new=$(container_of "stock-service:$TAG")
+    sql "create function refuse() returns trigger language plpgsql as \$\$ begin raise exception 'refused'; end \$\$;
+         create trigger refuse before insert on reservation for each row execute function refuse()"
+    shop place --orders 200
+    shop relay
+    wait_until 120 'retries go on' drained
+    failed=$(sql "select count(*) from shop.outbox where name = 'order.order.placed.v1'
+                  and event_id not in (select event_id from processed_event)")
+    [ "$failed" -gt 100 ]
+    messages=$(curl -fsS --user stock:stock --data '{"count":500,"ackmode":"ack_requeue_true","encoding":"auto"}' \
+        "http://$(compose port rabbitmq 15672)/api/queues/%2f/stock.events.failed/get")
+    [ "$(grep -o '"failed-attempts":[0-9]*' <<<"$messages" | sort | uniq -c | xargs)" = "$failed \"failed-attempts\":6" ] ||
+        fail "not six attempts each of $failed: $(grep -o '"failed-attempts":[0-9]*' <<<"$messages" | sort | uniq -c)"
+    for worker in "$old" "$new"; do
+        docker logs "$worker" 2>&1 | grep -q 'to be retried' || fail "a release took no part: $worker"
+        [ "$(docker inspect --format '{{.RestartCount}}' "$worker")" = 0 ]
+    done
+}
+container_of() { docker ps --quiet --no-trunc --filter "ancestor=$1" --filter "label=com.docker.compose.service=stock-service" | head -n 1; }
 
 # ---------------------------------------------------------------- running them
 
