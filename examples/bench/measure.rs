@@ -120,6 +120,7 @@ pub async fn drains(world: &World) -> anyhow::Result<Drains> {
         let again = world.load(Queue::Quorum, first, ORDERS, Mix { copies_percent: 0, ..Mix::ORDINARY }).await?;
         drains.duplicates.0.push(world.drain(Queue::Quorum, again, &[], Until::Empty).await?);
         world.verify(Queue::Quorum, loaded).await?;
+        drains.pgbench.push(pgbench(world, 8, 1).await?);
         drains.classic.0.push(fresh(world, Queue::Classic, first, ORDERS, Mix::ORDINARY, &[]).await?.1);
         let failing = Mix { failing_per_mille: 10, ..Mix::ORDINARY };
         drains.failing.0.push(fresh(world, Queue::Quorum, first, ORDERS, failing, &[]).await?.1);
