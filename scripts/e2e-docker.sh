@@ -171,25 +171,31 @@ constrained() {
     limits=(--network "${COMPOSE_PROJECT_NAME}_default" --read-only --cap-drop ALL --security-opt no-new-privileges
         --user 12345:54321 --memory 64m --memory-swap 64m --cpus 0.25
         --env DATABASE_URL=postgres://stock:stock@postgres/stock --env AMQP_URL=amqp://stock:stock@rabbitmq/%2f)
-    worker=$(docker run --detach "${limits[@]}" "stock-service:$TAG")
-    echo "$worker" >>"$scratch/containers"
-    wait_until 120 'it does not become healthy' test_health "$worker"
+    start_worker 120 "${limits[@]}" "stock-service:$TAG"
     wait_until 300 'it does not drain the queue' drained
     stop "$worker" 27
     [ "$(state OOMKilled "$worker")" = false ]
     docker run --rm "${limits[@]}" "stock-service:$TAG" purge --horizon 30d
     verdict
 }
+# start_worker SECONDS ARGUMENT…: of `docker run`; $worker is healthy within that time
+start_worker() {
+    worker=$(docker run --detach "${@:2}")
+    echo "$worker" >>"$scratch/containers"
+    wait_until "$1" 'it does not become healthy' test_health "$worker"
+}
 test_health() { [ "$(state Health.Status "$1")" = healthy ]; }
 drained() { shop drained; }
 
 # Both servers by TLS: their names are verified, and the broker wants to see a certificate.
 tls() {
-    local certs=$scratch/certs name worker image verified
+    build # no part of compose runs it here
+    local certs=$scratch/certs key name worker image verified
     mkdir "$certs"
-    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=authority -keyout "$certs/ca.key" -out "$certs/ca.pem"
+    key=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes)
+    openssl req -x509 "${key[@]}" -days 2 -subj /CN=authority -keyout "$certs/ca.key" -out "$certs/ca.pem"
     for name in postgres rabbitmq worker; do
-        openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$name" -keyout "$certs/$name.key" -out "$certs/$name.csr"
+        openssl req "${key[@]}" -subj "/CN=$name" -keyout "$certs/$name.key" -out "$certs/$name.csr"
         openssl x509 -req -days 2 -in "$certs/$name.csr" -CA "$certs/ca.pem" -CAkey "$certs/ca.key" -CAcreateserial \
             -extfile <(echo "subjectAltName=DNS:$name") -out "$certs/$name.pem"
     done
@@ -224,9 +230,7 @@ END
     refuses 'certificate is not for' "${verified/@postgres/@$(docker inspect --format '{{slice .Name 1}}' "$(container postgres)")}"
     image+=(--env "DATABASE_URL=$verified" "stock-service:$TAG")
     docker run --rm --init "${image[@]}" migrate
-    worker=$(docker run --detach "${image[@]}")
-    echo "$worker" >>"$scratch/containers"
-    wait_until 60 'it does not become healthy' test_health "$worker"
+    start_worker 60 "${image[@]}"
     [ "$(sql 'select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid) where client_addr is not null')" = t ]
     [ "$(compose exec -T rabbitmq rabbitmqctl --quiet list_connections ssl | sort -u | grep -v '^ssl$')" = true ]
     shop place --orders 1000
@@ -261,7 +265,7 @@ evaluates_all() {
 
 # The tag e2e-old: the previous release of the service, with the present order service.
 make_previous() {
-    compose build
+    build
     if [ -z "$previous" ]; then
         previous=stock-service:e2e-previous
         local first
@@ -273,13 +277,20 @@ make_previous() {
     docker tag "order-service:$TAG" order-service:e2e-old
 }
 
+# retry DELAY TIMES: what fails comes back after that delay, so many times
+retry() {
+    cat >"$scratch/retries.yml" <<END
+services:
+  stock-service:
+    environment: { STOCK__RETRY__DELAY: $1, STOCK__RETRY__MULTIPLIER: "1", STOCK__RETRY__MAX_RETRIES: "$2" }
+END
+    export COMPOSE_FILE=docker-compose.yml:$scratch/retries.yml
+}
+
 # The previous release stops with messages in all queues, the present one goes on with them.
 upgrade() {
     make_previous
-    # What fails comes back every 4 s until it no longer does.
-    printf 'services: { stock-service: { environment: { STOCK__RETRY__DELAY: 4s, STOCK__RETRY__MULTIPLIER: "1", STOCK__RETRY__MAX_RETRIES: "100" } } }\n' \
-        >"$scratch/retries.yml"
-    export COMPOSE_FILE=docker-compose.yml:$scratch/retries.yml
+    retry 4s 100 # until it no longer fails
 
     TAG=e2e-old fresh_workers
     shop malformed
@@ -308,9 +319,7 @@ upgrade() {
 # The previous release and the present one on one queue, where every order fails: six attempts each, whoever makes them.
 side-by-side() {
     make_previous
-    printf 'services: { stock-service: { environment: { STOCK__RETRY__DELAY: 1s, STOCK__RETRY__MULTIPLIER: "1", STOCK__RETRY__MAX_RETRIES: "5" } } }\n' \
-        >"$scratch/attempts.yml"
-    export COMPOSE_FILE=docker-compose.yml:$scratch/attempts.yml
+    retry 1s 5
     fresh
     TAG=e2e-old compose up --detach --wait --scale stock-service=1 stock-service
     compose up --detach --wait --no-deps --no-recreate stock-service
