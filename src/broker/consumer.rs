@@ -13,8 +13,8 @@ use lapin::options::{
 use lapin::types::{DeliveryTag, FieldTable};
 use lapin::{Acker, Channel, Connection, Consumer};
 
+use super::answer;
 use super::headers::Original;
-use super::{answer, is_unreadable};
 use crate::message::{Message, Undecodable, decode};
 use crate::stock::harmless;
 use crate::telemetry::Metrics;
@@ -61,12 +61,6 @@ pub struct Parcel {
     /// The right to settle it.
     pub(super) receipt: Receipt,
 }
-
-/// A message came that the client cannot read, which ended its connection. The broker counts that, and moves the message
-/// when it has come as often as it may.
-#[derive(Debug, thiserror::Error)]
-#[error("a message came that cannot be read: {0}")]
-pub struct Unreadable(String);
 
 /// The right to settle one delivery, once, on the channel that it came by.
 #[derive(Debug)]
@@ -175,7 +169,6 @@ impl Subscription {
     fn take(&mut self, delivery: Option<lapin::Result<Delivery>>) -> anyhow::Result<()> {
         let delivery = match delivery {
             Some(Ok(delivery)) => delivery,
-            Some(Err(error)) if is_unreadable(&error) => return Err(Unreadable(error.to_string()).into()),
             Some(Err(error)) => return Err(anyhow!("the subscription ended: {error}")),
             None => return Err(anyhow!("the broker cancelled the subscription")),
         };

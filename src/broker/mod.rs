@@ -3,6 +3,7 @@
 mod connection;
 mod consumer;
 pub mod examine;
+mod faults;
 pub mod headers;
 mod publisher;
 mod queues;
@@ -14,10 +15,11 @@ use std::time::Duration;
 
 pub use lapin::Connection;
 use lapin::ErrorKind;
-use lapin::protocol::{AMQPErrorKind, AMQPHardError, AMQPSoftError};
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 
 pub use connection::{close, connect};
-pub use consumer::{Limits, Parcel, Received, Subscription, Unreadable};
+pub use consumer::{Limits, Parcel, Received, Subscription};
+pub use faults::{Faults, Unreadable};
 pub use publisher::Publisher;
 pub use queues::oldest_waiting;
 pub use settler::Settler;
@@ -51,16 +53,6 @@ impl BrokerError {
     fn is(&self, code: AMQPSoftError) -> bool {
         let Self::Lapin(error) = self else { return false };
         matches!(error.kind(), ErrorKind::ProtocolError(error) if *error.kind() == AMQPErrorKind::Soft(code))
-    }
-}
-
-/// Whether something came that the client cannot read, which costs it its connection: bytes in a header's name that are no
-/// UTF-8, or headers that the broker's own have made larger than a frame.
-fn is_unreadable(error: &lapin::Error) -> bool {
-    match error.kind() {
-        ErrorKind::ParsingError(_) => true,
-        ErrorKind::ProtocolError(error) => *error.kind() == AMQPErrorKind::Hard(AMQPHardError::FRAMEERROR),
-        _ => false,
     }
 }
 

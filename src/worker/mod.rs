@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use self::hand::{Attempt, Hand, Pending, Record, Suspect};
-use crate::broker::{self, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology, Unreadable};
+use crate::broker::{self, Faults, Limits, Parcel, Publisher, Received, Settler, Subscription, Topology, Unreadable};
 use crate::db::Database;
 use crate::inbox::{Dispatch, Interrupted, Processor};
 use crate::message::{Failure, Interruption, Message, Outcome, RetryPolicy, Verdict};
@@ -133,6 +133,7 @@ impl<D: Dispatch> Workers<D> {
         };
         let Some(connection) = stop.run_until_cancelled(setup).await else { return Ok(()) };
         let connection = Arc::new(connection?);
+        let mut faults = Faults::of(&connection);
         tracing::info!(broker = %self.amqp.url, queue = self.topology.queue(), "consuming");
 
         let ending = stop.child_token();
@@ -166,7 +167,11 @@ impl<D: Dispatch> Workers<D> {
             }
         }
         broker::close(&connection).await;
-        result
+        // Whichever worker met it first, and in whatever it was about to do, that was the cause.
+        match result {
+            Err(_) if let Some(unreadable) = faults.unreadable() => Err(unreadable.into()),
+            result => result,
+        }
     }
 
     /// Waits until events could be applied. Of several that wait, one asks.
