@@ -74,8 +74,15 @@ impl Cli {
 
     fn try_run(self) -> anyhow::Result<()> {
         let settings = Settings::load(self.config.as_deref(), environment(), &self.set)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         telemetry::init(settings.log_format, settings.log_filter.as_deref());
+        // One thread for all tasks: they wait most of the time, and handing them to and fro among several costs up to a
+        // tenth of the throughput. Not the main one, whose stack RUST_MIN_STACK does not set.
+        let thread = std::thread::Builder::new().name("tasks".to_owned()).spawn(|| self.run_tasks(settings))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    fn run_tasks(self, settings: Settings) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let result = runtime.block_on(async {
             match self.command {
                 Command::Consume(args) => consume::run(args, settings).await,
