@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use plotters::prelude::*;
 
 use crate::load::Ids;
-use crate::measure::{Growth, Series, Sizes};
+use crate::measure::{Growth, Series, Sizes, WORKERS};
 use crate::world::Queue;
 
 /// A line with its name.
@@ -20,7 +20,7 @@ struct Curve {
 pub fn sizes(sizes: &Sizes, file: &Path) -> anyhow::Result<()> {
     let mut curves = Vec::new();
     for queue in [Queue::Quorum, Queue::Classic] {
-        for workers in [1, 2, 4] {
+        for workers in WORKERS {
             let mine = sizes.service.iter().filter(|size| size.queue == queue && size.workers == workers);
             let points = mine.filter_map(|size| Some((f64::from(size.batch_size), size.series.rate().median()?)));
             let name = format!("{} queue, {workers} worker{}", queue.kind(), if workers == 1 { "" } else { "s" });

@@ -1,5 +1,6 @@
 //! The servers, and the service as a process between them.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ impl Cpu {
 pub struct Drain {
     /// Those that were done with by the end.
     pub messages: u64,
-    /// From the first delivery to the end.
+    /// From the first message that was settled to the last one.
     pub took: Duration,
     pub cpu: Cpu,
     /// Bytes.
@@ -94,6 +95,17 @@ pub enum Until {
     /// Nothing is left in the queue but what is in hand. It goes on until so many events are applied; but that waits for the
     /// delays of the last retries, which are no work.
     Applied(u64),
+}
+
+/// Where the service tells what it has settled.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
+
+/// How many messages the running service has settled.
+async fn settled() -> anyhow::Result<u64> {
+    let (_, text) = stock_service::http::get(METRICS, "/metrics").await?;
+    let series = text.lines().filter(|line| line.starts_with("stock_service_deliveries_total{"));
+    let values = series.filter_map(|line| line.rsplit(' ').next());
+    Ok(values.map(str::parse::<u64>).sum::<Result<u64, _>>()?)
 }
 
 /// Servers of our own, and the binary.
@@ -177,6 +189,7 @@ impl World {
             .env("AMQP_URL", self.broker.as_str())
             .env("STOCK__AMQP__QUEUE", queue.name())
             .env("STOCK__AMQP__QUEUE_TYPE", queue.kind())
+            .env("STOCK__HTTP__LISTEN", METRICS.to_string())
             .env("STOCK__PURGE__ENABLED", "false") // what is measured beside it, is started beside it
             .env("RUST_LOG", "off");
         for (key, value) in settings {
@@ -227,18 +240,20 @@ impl World {
         let mut service = self.start(queue, settings, matches!(until, Until::Empty))?;
         let pid = service.id().context("the service has ended at once")?;
         let mut usage = (Duration::ZERO, 0);
-        let (mut begun, mut done) = (None, loaded.messages);
+        let (mut begun, mut emptied, mut done) = (None, None, loaded.messages);
         let ended = loop {
             if let Some(status) = service.try_wait()? {
                 ensure!(status.success() && matches!(until, Until::Empty), "the service ended with {status}");
-                break Instant::now();
+                break emptied.context("the service has ended without settling all")?;
             }
             usage = (process::cpu(pid).unwrap_or(usage.0), process::peak_memory(pid).unwrap_or(usage.1));
-            if begun.is_none() {
-                begun = (self.ready(&queue.name()).await? < ready).then(Instant::now);
-                continue; // without a pause: the first deliveries are to be seen as they go
-            }
-            sleep(Duration::from_millis(5)).await;
+            // Nobody answers before it listens, and when it has ended.
+            let settled = settled().await.unwrap_or_default();
+            begun = begun.or_else(|| (settled > 0).then(Instant::now));
+            emptied = emptied.or_else(|| (settled == loaded.messages).then(Instant::now));
+            // A look costs a fraction of a millisecond; only the ends are worth many.
+            let ends = begun.is_none() || settled + loaded.messages / 50 > loaded.messages;
+            sleep(Duration::from_millis(if ends { 2 } else { 20 })).await;
             if let Until::Applied(events) = until
                 && self.ready(&queue.name()).await? == 0
             {
@@ -253,7 +268,7 @@ impl World {
             }
         };
         let after = self.servers_cpu();
-        let took = ended - begun.context("no message was taken")?;
+        let took = ended - begun.context("no message was settled")?;
         let left = self.ready(&queue.name()).await?;
         ensure!(left == 0, "{left} messages are left");
         let cpu = Cpu {
