@@ -20,7 +20,7 @@ mod yardstick;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
 use crate::machine::Machine;
 use crate::measure::Section;
@@ -46,30 +46,19 @@ async fn main() -> anyhow::Result<ExitCode> {
     let world = World::from_environment(service).await?;
     yardstick::make_uuidv7(&world).await?;
     let machine = Machine::look(&world).await?;
-    let wanted = |section| only.is_empty() || only.contains(&section);
+    let folder = reports.join(machine.folder());
     let mut results = Results::default();
-    if wanted(Section::Drains) {
-        results.drains = Some(measure::drains(&world).await?);
-    }
-    if wanted(Section::Latency) {
-        results.latency = Some(measure::latency(&world).await?);
-    }
-    if wanted(Section::Backlog) {
-        results.backlog = Some(measure::backlog(&world).await?);
-    }
-    if wanted(Section::Growth) {
-        results.growth = Some(measure::growth(&world).await?);
-    }
-    if wanted(Section::Purge) {
-        results.purged = Some(measure::purged(&world).await?);
-    }
-    if wanted(Section::Sizes) {
-        results.sizes = Some(measure::sizes(&world).await?);
+    for section in Section::value_variants() {
+        if only.is_empty() {
+            results.measure(*section, &world).await?;
+            // As far as it has got: it takes an hour, and may not be let finish.
+            results.write(&machine, &folder)?;
+        } else if only.contains(section) {
+            results.measure(*section, &world).await?;
+        }
     }
     println!("\n{}", results.text(&machine));
-    if results.is_complete() {
-        let folder = reports.join(machine.folder());
-        results.write(&machine, &folder)?;
+    if only.is_empty() {
         println!("written to {}", folder.display());
     }
     Ok(if results.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

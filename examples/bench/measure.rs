@@ -41,13 +41,11 @@ const ROWS: [u64; 3] = [1_000_000, 10_000_000, 50_000_000];
 /// Rows that are purged beside a drain.
 const PURGED: u64 = 10_000_000;
 
-/// The parts of a full run.
+/// The parts of a full run, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Section {
     /// The drains that the targets are about, beside their yardstick.
     Drains,
-    /// Workers and sizes of batches.
-    Sizes,
     /// Lone events, steady streams, starts.
     Latency,
     /// A million messages that wait.
@@ -56,6 +54,8 @@ pub enum Section {
     Growth,
     /// Millions of rows that are purged meanwhile.
     Purge,
+    /// Workers and sizes of batches.
+    Sizes,
 }
 
 /// Several drains of one kind.

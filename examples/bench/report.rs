@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::machine::Machine;
-use crate::measure::{Drains, Growth, Latency, Purged, Series, Sizes};
+use crate::measure::{self, Drains, Growth, Latency, Purged, Section, Series, Sizes};
 use crate::plot;
 use crate::sample::{Sample, readable};
-use crate::world::{Drain, Queue};
+use crate::world::{Drain, Queue, World};
 
-/// Everything of a run; what was not asked for is missing.
+/// Everything of a run; what was not measured is missing.
 #[derive(Debug, Default)]
 pub struct Results {
     pub drains: Option<Drains>,
@@ -44,11 +44,17 @@ impl Target {
 }
 
 impl Results {
-    /// Whether all sections are there.
-    pub fn is_complete(&self) -> bool {
-        let Self { drains, sizes, latency, backlog, growth, purged } = self;
-        let streams = drains.is_some() && sizes.is_some() && latency.is_some();
-        streams && backlog.is_some() && growth.is_some() && purged.is_some()
+    /// Measures a section.
+    pub async fn measure(&mut self, section: Section, world: &World) -> anyhow::Result<()> {
+        match section {
+            Section::Drains => self.drains = Some(measure::drains(world).await?),
+            Section::Latency => self.latency = Some(measure::latency(world).await?),
+            Section::Backlog => self.backlog = Some(measure::backlog(world).await?),
+            Section::Growth => self.growth = Some(measure::growth(world).await?),
+            Section::Purge => self.purged = Some(measure::purged(world).await?),
+            Section::Sizes => self.sizes = Some(measure::sizes(world).await?),
+        }
+        Ok(())
     }
 
     /// Whether no target was missed.
