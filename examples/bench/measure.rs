@@ -132,7 +132,7 @@ pub async fn drains(world: &World) -> anyhow::Result<Drains> {
         drains.failing.0.push(fresh(world, Queue::Quorum, first, ORDERS, failing, &[]).await?.1);
         let malformed = Mix { malformed_per_mille: 1, ..Mix::ORDINARY };
         drains.malformed.0.push(fresh(world, Queue::Quorum, first, ORDERS, malformed, &[]).await?.1);
-        println!("round {} of {ROUNDS}", round + 1);
+        println!("drains, round {} of {ROUNDS}", round + 1);
     }
     drains.pgbench.push(pgbench(world, 8, 1).await?);
     Ok(drains)
@@ -163,25 +163,27 @@ pub async fn sizes(world: &World) -> anyhow::Result<Sizes> {
     for queue in [Queue::Quorum, Queue::Classic] {
         for workers in WORKERS {
             for batch_size in [1, 10, 100, 500, 1000] {
-                let settings = [
-                    ("consume.workers", workers.to_string()),
-                    ("consume.batch_size", batch_size.to_string()),
-                    ("consume.prefetch", (2 * batch_size).max(20).to_string()),
-                ];
-                // About as long each.
-                let orders = match batch_size {
-                    1 => 5_000,
-                    10 => 30_000,
-                    _ => 100_000,
-                };
-                let mut series = Series::default();
-                for round in 0..ROUNDS {
-                    series.0.push(fresh(world, queue, round * APART, orders, Mix::ORDINARY, &settings).await?.1);
-                }
-                println!("{} queue, {workers} workers, batches of {batch_size}: {}/s", queue.kind(), series.rate());
-                sizes.service.push(Size { queue, workers, batch_size, series });
+                sizes.service.push(Size { queue, workers, batch_size, series: Series::default() });
             }
         }
+    }
+    // Round by round: a machine that is slow for some minutes is so to all of them.
+    for round in 0..ROUNDS {
+        for Size { queue, workers, batch_size, series } in &mut sizes.service {
+            let settings = [
+                ("consume.workers", workers.to_string()),
+                ("consume.batch_size", batch_size.to_string()),
+                ("consume.prefetch", (2 * *batch_size).max(20).to_string()),
+            ];
+            // About as long each.
+            let orders = match *batch_size {
+                1 => 5_000,
+                10 => 30_000,
+                _ => 100_000,
+            };
+            series.0.push(fresh(world, *queue, round * APART, orders, Mix::ORDINARY, &settings).await?.1);
+        }
+        println!("sizes, round {} of {ROUNDS}", round + 1);
     }
     Ok(sizes)
 }
@@ -261,11 +263,9 @@ pub async fn growth(world: &World) -> anyhow::Result<Growth> {
         first += APART;
         first
     };
+    // Empty ones before, between and after the full ones: what the machine gives changes within minutes.
     world.empty_tables().await?;
-    for _ in 0..ROUNDS {
-        world.empty_tables().await?;
-        growth.empty.0.push(over(world, next(), Ids::V7, false).await?);
-    }
+    growth.empty.0.push(over(world, next(), Ids::V7, false).await?);
     for ids in [Ids::V7, Ids::V4] {
         world.empty_tables().await?;
         let mut filled = 0;
@@ -279,6 +279,8 @@ pub async fn growth(world: &World) -> anyhow::Result<Growth> {
             println!("{rows} rows with {ids:?} ids: {}/s", series.rate());
             growth.filled.push((ids, rows, series));
         }
+        world.empty_tables().await?;
+        growth.empty.0.push(over(world, next(), Ids::V7, false).await?);
     }
     Ok(growth)
 }
