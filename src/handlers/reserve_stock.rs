@@ -31,10 +31,11 @@ pub(super) async fn reserve(
         }
     }
     sqlx::query!(
+        // In a select list PostgreSQL walks the arrays in step; in the from clause it would first store each as a table.
         "insert into reservation (id, order_id, product_id, quantity, released_at)
          select id, order_id, product_id, thousandths * 0.001, -- exact: numeric times numeric
                 case when released then now() end
-         from unnest($1::uuid[], $2::uuid[], $3::uuid[], $4::bigint[], $5::bool[])
+         from (select unnest($1::uuid[]), unnest($2::uuid[]), unnest($3::uuid[]), unnest($4::bigint[]), unnest($5::bool[]))
               as line (id, order_id, product_id, thousandths, released)",
         &ids,
         &order_ids,
