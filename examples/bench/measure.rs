@@ -85,6 +85,10 @@ impl Series {
 pub struct Drains {
     /// pgbench with 8 clients, one transaction an event: the yardstick.
     pub pgbench: Sample,
+    /// Its mean before and after each drain of a quorum queue, and of the duplicates.
+    pub beside_quorum: Sample,
+    /// Its mean before and after each drain of a classic queue.
+    pub beside_classic: Sample,
     pub quorum: Series,
     pub classic: Series,
     pub duplicates: Series,
@@ -119,22 +123,27 @@ pub async fn drains(world: &World) -> anyhow::Result<Drains> {
     let mut drains = Drains::default();
     for round in 0..ROUNDS {
         let first = round * APART;
-        drains.pgbench.push(pgbench(world, 8, 1).await?);
+        // What is compared stands side by side.
+        let before = pgbench(world, 8, 1).await?;
+        let failing = Mix { failing_per_mille: 10, ..Mix::ORDINARY };
+        drains.failing.0.push(fresh(world, Queue::Quorum, first, ORDERS, failing, &[]).await?.1);
         let (loaded, drain) = fresh(world, Queue::Quorum, first, ORDERS, Mix::ORDINARY, &[]).await?;
         drains.quorum.0.push(drain);
         // The same once more, over the rows of the first time.
         let again = world.load(Queue::Quorum, first, ORDERS, Mix { copies_percent: 0, ..Mix::ORDINARY }).await?;
         drains.duplicates.0.push(world.drain(Queue::Quorum, again, &[], Until::Empty).await?);
         world.verify(Queue::Quorum, loaded).await?;
-        drains.pgbench.push(pgbench(world, 8, 1).await?);
+        let between = pgbench(world, 8, 1).await?;
         drains.classic.0.push(fresh(world, Queue::Classic, first, ORDERS, Mix::ORDINARY, &[]).await?.1);
-        let failing = Mix { failing_per_mille: 10, ..Mix::ORDINARY };
-        drains.failing.0.push(fresh(world, Queue::Quorum, first, ORDERS, failing, &[]).await?.1);
+        let after = pgbench(world, 8, 1).await?;
         let malformed = Mix { malformed_per_mille: 1, ..Mix::ORDINARY };
         drains.malformed.0.push(fresh(world, Queue::Quorum, first, ORDERS, malformed, &[]).await?.1);
+
+        [before, between, after].into_iter().for_each(|rate| drains.pgbench.push(rate));
+        drains.beside_quorum.push(f64::midpoint(before, between));
+        drains.beside_classic.push(f64::midpoint(between, after));
         println!("drains, round {} of {ROUNDS}", round + 1);
     }
-    drains.pgbench.push(pgbench(world, 8, 1).await?);
     Ok(drains)
 }
 

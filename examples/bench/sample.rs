@@ -2,41 +2,52 @@
 
 use std::fmt;
 
-/// A figure that was measured several times: the median counts, and the range tells how far it can be trusted.
+/// A figure that was measured several times, in that order: the median counts, and the range tells how far it can be
+/// trusted.
 #[derive(Clone, Debug, Default)]
 pub struct Sample(Vec<f64>);
 
 impl Sample {
     pub fn push(&mut self, figure: f64) {
         self.0.push(figure);
-        self.0.sort_by(f64::total_cmp);
+    }
+
+    /// Each as a multiple of what was measured beside it: a machine that is slow for some minutes is so to both.
+    pub fn against(&self, beside: &Self) -> Self {
+        self.0.iter().zip(&beside.0).map(|(figure, other)| figure / other).collect()
     }
 
     /// Nothing when there is no figure.
     pub fn median(&self) -> Option<f64> {
-        let middle = self.0.len() / 2;
-        match self.0.len() % 2 {
-            1 => self.0.get(middle).copied(),
-            _ => Some((self.0.get(middle.checked_sub(1)?)? + self.0.get(middle)?) / 2.0),
+        let sorted = self.sorted();
+        let middle = sorted.len() / 2;
+        match sorted.len() % 2 {
+            1 => sorted.get(middle).copied(),
+            _ => Some((sorted.get(middle.checked_sub(1)?)? + sorted.get(middle)?) / 2.0),
         }
+    }
+
+    fn sorted(&self) -> Vec<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted
     }
 }
 
 impl FromIterator<f64> for Sample {
     fn from_iter<T: IntoIterator<Item = f64>>(figures: T) -> Self {
-        let mut sample = Self::default();
-        figures.into_iter().for_each(|figure| sample.push(figure));
-        sample
+        Self(figures.into_iter().collect())
     }
 }
 
 impl fmt::Display for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Some(median), Some(least), Some(most)) = (self.median(), self.0.first(), self.0.last()) else {
+        let sorted = self.sorted();
+        let (Some(median), Some(least), Some(most)) = (self.median(), sorted.first(), sorted.last()) else {
             return f.write_str("not measured");
         };
         write!(f, "{}", readable(median))?;
-        if self.0.len() > 1 { write!(f, " ({} to {})", readable(*least), readable(*most)) } else { Ok(()) }
+        if sorted.len() > 1 { write!(f, " ({} to {})", readable(*least), readable(*most)) } else { Ok(()) }
     }
 }
 
