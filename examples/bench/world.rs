@@ -313,11 +313,10 @@ impl World {
              do $$ begin for n in 0 .. {orders} loop execute format('create sequence failing.n%s', n); end loop; end $$;
              create function failing.refuse() returns trigger language plpgsql as $$
              declare
-                 sequence text := format('failing.n%s', ((new.quantity - {FAILING_FROM}) * 1000)::bigint);
+                 sequence regclass := format('failing.n%s', ((new.quantity - {FAILING_FROM}) * 1000)::bigint);
                  now_ms bigint := extract(epoch from clock_timestamp()) * 1000;
-                 first_ms bigint;
+                 first_ms bigint := pg_sequence_last_value(sequence);
              begin
-                 execute format('select last_value from %s where is_called', sequence) into first_ms;
                  if first_ms is null then perform setval(sequence, now_ms); end if;
                  if first_ms is null or now_ms < first_ms + {milliseconds} then raise 'not yet'; end if;
                  return new;
