@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::machine::Machine;
 use crate::measure::{self, Drains, Growth, Latency, Purged, Section, Series, Sizes};
 use crate::plot;
-use crate::sample::{Sample, readable};
+use crate::sample::readable;
 use crate::world::{Drain, Queue, World};
 
 /// Everything of a run; what was not measured is missing.
@@ -65,14 +65,9 @@ impl Results {
     fn targets(&self) -> Vec<Target> {
         use Bound::{AtLeast, AtMost};
 
-        let ratio = |a: Sample, b: &Sample| a.against(b).median();
         let drains = self.drains.as_ref();
-        let of_drains = |figure: fn(&Drains) -> (Sample, &Sample)| {
-            let (drained, yardstick) = figure(drains?);
-            ratio(drained, yardstick)
-        };
         let quorum = drains.map(|drains| &drains.quorum);
-        let share = |series: &Series| ratio(series.cost(|d| d.cpu.service), &series.cost(|d| d.cpu.all()));
+        let share = |series: &Series| series.cost(|d| d.cpu.service).against(&series.cost(|d| d.cpu.all())).median();
         let growth = self.growth.as_ref();
         let of_latency = |queue| self.latency.iter().flatten().find(move |latency| latency.queue == queue);
         let lone = |latency: &Latency| {
@@ -88,13 +83,13 @@ impl Results {
         vec![
             target(
                 "drain of a classic queue, against pgbench",
-                of_drains(|d| (d.classic.rate(), &d.beside_classic)),
+                drains.and_then(|d| d.classic.rate().against(&d.beside_classic).median()),
                 AtLeast(4.0),
                 " x",
             ),
             target(
                 "drain of a quorum queue, against pgbench",
-                of_drains(|d| (d.quorum.rate(), &d.beside_quorum)),
+                drains.and_then(|d| d.quorum.rate().against(&d.beside_quorum).median()),
                 AtLeast(4.5),
                 " x",
             ),
@@ -107,7 +102,7 @@ impl Results {
             target("its share of all CPU", quorum.and_then(share), AtMost(1.0 / 3.0), ""),
             target(
                 "duplicates only, against pgbench",
-                of_drains(|d| (d.duplicates.rate(), &d.beside_quorum)),
+                drains.and_then(|d| d.duplicates.rate().against(&d.beside_quorum).median()),
                 AtLeast(5.0),
                 " x",
             ),
@@ -120,14 +115,14 @@ impl Results {
             target("lone event, classic queue: the same", of_latency(Queue::Classic).and_then(lone), AtMost(1.3), " x"),
             target(
                 "1 % failing for a while, against the clean drain",
-                drains.and_then(|drains| ratio(drains.failing.rate(), &drains.quorum.rate())),
+                drains.and_then(|d| d.failing.rate().against(&d.quorum.rate()).median()),
                 AtLeast(0.3),
                 " x",
             ),
             target("50 million rows with v7 ids, against an empty table", largest, AtLeast(0.85), " x"),
             target(
                 "during a purge of 10 million rows, against without",
-                self.purged.as_ref().and_then(|purged| ratio(purged.meanwhile.rate(), &purged.before.rate())),
+                self.purged.as_ref().and_then(|purged| purged.meanwhile.rate().against(&purged.before.rate()).median()),
                 AtLeast(0.85),
                 " x",
             ),
