@@ -1,5 +1,6 @@
 //! The binary as a process of its own.
 
+use std::collections::HashSet;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 
@@ -86,9 +87,12 @@ impl Process {
         assert!(kill.success(), "kill -{name} {id}");
     }
 
-    /// How many descriptors it has open.
-    pub fn descriptors(&self) -> usize {
-        std::fs::read_dir(self.proc("fd")).expect("a running process").count()
+    /// How many sockets it has open. Other descriptors come with what libraries make when it is first needed.
+    pub fn sockets(&self) -> usize {
+        let descriptors = std::fs::read_dir(self.proc("fd")).expect("a running process");
+        // One that is closed in the meantime has no target any more.
+        let targets = descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.ok()?.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("socket:")).collect::<HashSet<_>>().len()
     }
 
     /// Its memory that is in use, in KiB.
