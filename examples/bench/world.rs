@@ -283,8 +283,10 @@ impl World {
     pub async fn verify(&self, queue: Queue, loaded: Loaded) -> anyhow::Result<()> {
         let events = self.count("select count(*) from processed_event").await?;
         ensure!(events == loaded.events, "{events} events were applied instead of {}", loaded.events);
-        let broken = "select count(*) from
-                      (select from reservation group by order_id having count(*) <> 3 or count(distinct product_id) <> 3)";
+        // PostgreSQL 15 does not do without the alias.
+        let broken = "select count(*)
+                      from (select from reservation group by order_id
+                            having count(*) <> 3 or count(distinct product_id) <> 3) as broken";
         let broken = self.count(broken).await?;
         ensure!(broken == 0, "{broken} orders do not have their lines once each");
         let lines = self.count("select count(*) from reservation").await?;
