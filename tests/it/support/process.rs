@@ -87,7 +87,12 @@ impl Process {
         assert!(kill.success(), "kill -{name} {id}");
     }
 
-    /// How many sockets it has open. Other descriptors come with what libraries make when it is first needed.
+    /// How many descriptors it has open, with those of what libraries make when it is first needed.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(self.proc("fd")).expect("a running process").count()
+    }
+
+    /// How many sockets it has open.
     pub fn sockets(&self) -> usize {
         let descriptors = std::fs::read_dir(self.proc("fd")).expect("a running process");
         // One that is closed in the meantime has no target any more.
