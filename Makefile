@@ -1,5 +1,5 @@
-# `make` lists the targets. They need cargo; those that need servers start their own
-# (see scripts/with-servers).
+# `make` lists the targets. They need cargo, those in Docker only Docker; those that need servers
+# start their own (see scripts/with-servers).
 
 .PHONY: help demo demo-docker demo-local down test producers deploy-check chaos bench lint doc contract sqlx sqlx-check ci e2e-docker
 # More than there are cores: tests mostly wait for the servers.
@@ -11,7 +11,7 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 .NOTPARALLEL: # they would wait for the same build folder
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 demo: ## an order service with its accidents, two workers, a kill -9; ends in a report
 	scripts/demo
@@ -29,7 +29,7 @@ down: ## end the demo in Docker, and leave no container, volume, network or imag
 e2e-docker: ## the images and docker-compose.yml on a Docker engine: stops, kills, late servers, an upgrade
 	scripts/e2e-docker.sh
 
-test: ## run all tests, on a real PostgreSQL and RabbitMQ
+test: ## run the tests, on a real PostgreSQL and RabbitMQ
 	PGBOUNCER=1 RUST_TEST_THREADS=$(TEST_THREADS) scripts/with-servers cargo test --locked -- --include-ignored --skip producers:: --skip observability::live::
 
 producers: ## the examples in Python, Node and PHP against the service, with their own client libraries

@@ -229,7 +229,7 @@ END
     refuses 'issued by nobody who is trusted' "${verified%&*}"
     refuses 'certificate is not for' "${verified/@postgres/@$(docker inspect --format '{{slice .Name 1}}' "$(container postgres)")}"
     image+=(--env "DATABASE_URL=$verified" "stock-service:$TAG")
-    docker run --rm --init "${image[@]}" migrate
+    docker run --rm "${image[@]}" migrate
     start_worker 60 "${image[@]}"
     [ "$(sql 'select bool_and(ssl) from pg_stat_ssl join pg_stat_activity using (pid) where client_addr is not null')" = t ]
     [ "$(compose exec -T rabbitmq rabbitmqctl --quiet list_connections ssl | sort -u | grep -v '^ssl$')" = true ]
@@ -242,7 +242,7 @@ END
 # refuses CAUSE DATABASE_URL: says why, and connects with none
 refuses() {
     local said
-    ! said=$(docker run --rm --init "${image[@]}" --env "DATABASE_URL=$2" "stock-service:$TAG" doctor 2>&1) || fail "it connected: $2"
+    ! said=$(docker run --rm "${image[@]}" --env "DATABASE_URL=$2" "stock-service:$TAG" doctor 2>&1) || fail "it connected: $2"
     [[ $said = *"$1"* ]] || fail "it does not say '$1': $said"
 }
 

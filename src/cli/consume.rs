@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::purge::scheduled_purges;
+use super::signals::Signals;
 use crate::db::Database;
 use crate::handlers::Handlers;
 use crate::http;
@@ -102,21 +101,14 @@ async fn migrate(database: &Database, monitor: &Monitor) {
 /// A token that the first SIGTERM or SIGINT cancels. The second one ends the process at once: the broker and the
 /// database take back what it had.
 fn stop_on_signals() -> anyhow::Result<CancellationToken> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let mut signals = Signals::listen()?;
     let stop = CancellationToken::new();
     let token = stop.clone();
     tokio::spawn(async move {
-        let mut any = async || {
-            tokio::select! {
-                _ = terminate.recv() => "SIGTERM",
-                _ = interrupt.recv() => "SIGINT",
-            }
-        };
-        let signal = any().await;
+        let signal = signals.next().await;
         tracing::info!(signal, "stopping");
         token.cancel();
-        let signal = any().await;
+        let signal = signals.next().await;
         tracing::warn!(signal, "ending at once");
         std::process::exit(1);
     });

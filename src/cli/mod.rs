@@ -5,6 +5,7 @@ mod consume;
 mod doctor;
 mod health;
 mod purge;
+mod signals;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::{Parser, Subcommand};
 
+use self::signals::unless_stopped;
 use crate::db::{Database, explain};
 use crate::settings::{Invalid, Settings};
 use crate::telemetry;
@@ -86,11 +88,11 @@ impl Cli {
         let result = runtime.block_on(async {
             match self.command {
                 Command::Consume(args) => consume::run(args, settings).await,
-                Command::Purge(args) => purge::run(args, settings).await,
-                Command::Health(args) => health::run(args, &settings).await,
-                Command::Migrate => migrate(&settings).await,
+                Command::Purge(args) => unless_stopped(purge::run(args, settings)).await,
+                Command::Health(args) => unless_stopped(health::run(args, &settings)).await,
+                Command::Migrate => unless_stopped(migrate(&settings)).await,
                 Command::Config => say(settings.to_toml().trim_end()),
-                Command::Doctor(args) => doctor::run(args, &settings).await,
+                Command::Doctor(args) => unless_stopped(doctor::run(args, &settings)).await,
                 Command::Check(args) => check::run(&args, &settings),
             }
         });

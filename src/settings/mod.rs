@@ -138,7 +138,7 @@ impl Settings {
         add(usual_layer(&environment), &|key| usual_variable(key).unwrap_or_default().to_owned());
         let log_filter = environment.get("RUST_LOG").filter(|text| !text.is_empty()).cloned();
         if log_filter.as_ref().is_some_and(|text| !is_log_filter(text)) {
-            others.push("RUST_LOG: must be a filter such as info,stock_service=debug".to_owned());
+            others.push("RUST_LOG: must be a filter such as stock_service=debug".to_owned());
         }
         add(environment_layer(environment), &variable);
         add(flags.iter().cloned().collect(), &|key| format!("--set {key}"));

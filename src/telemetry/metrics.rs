@@ -262,7 +262,8 @@ impl Metrics {
         registry.register("copies", help, copies.clone());
 
         let publishing_blocked = Gauge::default();
-        registry.register("publishing_blocked", "1 while the broker lets nobody publish", publishing_blocked.clone());
+        let help = "1 while the broker lets nobody publish, as far as a copy was tried";
+        registry.register("publishing_blocked", help, publishing_blocked.clone());
 
         let acknowledgements_lost = Counter::default();
         let help = "Acknowledgements that could not be sent; their messages come again as duplicates";

@@ -31,8 +31,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// What is logged unless `RUST_LOG` says otherwise. The libraries report every lost connection by themselves, and so do
-/// we, with what follows from it.
+/// What is logged, as far as `RUST_LOG` does not say otherwise. The libraries report every lost connection by themselves,
+/// and so do we, with what follows from it.
 const DEFAULT_FILTER: &str = "info,lapin=off,sqlx=off";
 
 /// Whether `text` can be read as a filter of levels.
@@ -40,9 +40,10 @@ pub fn is_log_filter(text: &str) -> bool {
     EnvFilter::try_new(text).is_ok()
 }
 
-/// Sends all logs to standard error from now on. A filter that cannot be read is not heeded.
+/// Sends all logs to standard error from now on. What cannot be read of the filter is not heeded.
 pub fn init(format: LogFormat, filter: Option<&str>) {
-    let filter = EnvFilter::new(filter.unwrap_or(DEFAULT_FILTER));
+    // Of two levels of one target the later one counts.
+    let filter = EnvFilter::new([DEFAULT_FILTER, filter.unwrap_or_default()].join(","));
     let terminal = std::io::stderr().is_terminal();
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(BoxMakeWriter::new(std::io::stderr));
     match format {

@@ -31,6 +31,26 @@ async fn a_connection_that_is_cut_is_made_again_and_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_lost_connection_is_told_by_the_service_alone_whatever_else_is_to_be_logged() {
+    let (mut bed, proxy) = proxied_bed().await;
+    bed.set("log.format", "json");
+    bed.set_variable("RUST_LOG", "info,stock_service=debug");
+    let process = bed.spawn(&["consume"]);
+    eventually("it consumes", async || bed.broker.consumers().await > 0).await;
+    proxy.cut();
+    process.has_said("not consuming").await;
+    bed.broker.publish(Order::EVENT, Order::new(1).body()).await;
+    bed.has_processed(1).await;
+    process.signal("TERM").await;
+    let end = process.end().await;
+    for line in end.stderr.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"));
+        assert!(line["target"].as_str().is_some_and(|target| target.starts_with("stock_service")), "{line}");
+    }
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_cut_under_load_lose_and_double_nothing() {
     let (mut bed, proxy) = proxied_bed().await;
     bed.set("consume.batch_size", "20");

@@ -39,7 +39,7 @@ async fn no_command_shows_a_password_when_its_servers_refuse_it() {
     let mut bed = TestBed::new().await;
     let (database, broker) = (bed.variable("DATABASE_URL").to_owned(), bed.variable("AMQP_URL").to_owned());
     let originals = (database.clone(), broker.clone());
-    bed.set_variable("RUST_LOG", "trace");
+    bed.set_variable("RUST_LOG", "trace,lapin=trace,sqlx=trace");
     bed.demote().await; // whose password is another secret
     for port in [None, Some(1)] {
         bed.set_variable("DATABASE_URL", &url(&database, DATABASE, port));
@@ -60,7 +60,7 @@ async fn no_command_shows_a_password_when_its_servers_refuse_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn consume_shows_no_password_at_the_most_verbose_level() {
     let mut bed = TestBed::new().await;
-    bed.set_variable("RUST_LOG", "trace");
+    bed.set_variable("RUST_LOG", "trace,lapin=trace,sqlx=trace");
     bed.demote().await;
     bed.set("database.migrate_on_start", "false");
     bed.set("http.listen", "127.0.0.1:0");
@@ -89,7 +89,7 @@ async fn consume_shows_no_password_at_the_most_verbose_level() {
 async fn consume_shows_no_password_while_the_broker_refuses_it() {
     let mut bed = TestBed::new().await;
     let broker = bed.variable("AMQP_URL").to_owned();
-    bed.set_variable("RUST_LOG", "trace");
+    bed.set_variable("RUST_LOG", "trace,lapin=trace,sqlx=trace");
     bed.set_variable("AMQP_URL", &url(&broker, BROKER, None));
     bed.set("http.listen", "127.0.0.1:0");
     let service = bed.spawn(&["consume"]);

@@ -163,3 +163,29 @@ async fn a_stop_gives_back_what_was_taken_and_not_begun() {
     assert_eq!((bed.processed().await, bed.reservations().await), (200, 200));
     bed.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_runs_once_ends_at_once_on_either_signal() {
+    let bed = TestBed::new().await;
+    bed.execute("insert into processed_event values (gen_random_uuid(), now() - interval '40 days')").await;
+    let lock = bed.side_session("lock table processed_event, _sqlx_migrations in access exclusive mode").await;
+    let mut sessions = 0;
+    for command in [&["purge", "--horizon", "30d"][..], &["migrate"]] {
+        for signal in ["TERM", "INT"] {
+            let process = bed.spawn(command);
+            sessions += 1; // those of the commands before do not hear of their end while they wait
+            bed.blocked(sessions).await;
+            let begun = Instant::now();
+            process.signal(signal).await;
+            let end = process.end().await;
+            // Whoever does not heed a signal has no exit status, and as process 1 of a container would not end.
+            assert_eq!(end.code(), Some(1), "{command:?}, {signal}: {:?}", end.status);
+            assert!(end.stderr.contains(signal), "{command:?}: {}", end.stderr);
+            assert!(begun.elapsed() < PROMPT, "{command:?}, {signal}: {:?}", begun.elapsed());
+        }
+    }
+    drop(lock);
+    bed.blocked(0).await;
+    assert_eq!(bed.processed().await, 1, "what was not committed is undone");
+    bed.finish().await;
+}
