@@ -40,7 +40,7 @@ impl Signals {
 pub(super) async fn unless_stopped<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let mut signals = Signals::listen()?;
     tokio::select! {
-        result = work => result,
+        result = Box::pin(work) => result, // or it would be here twice, and that of the doctor is large
         signal = signals.next() => Err(anyhow!("ended by {signal}")),
     }
 }
