@@ -15,13 +15,13 @@ async fn listening(bed: &mut TestBed) -> (Process, Endpoint) {
 }
 
 /// Starts the binary with an endpoint of its own, and waits until it is ready.
-async fn ready(bed: &mut TestBed) -> (Process, Endpoint) {
+pub async fn ready(bed: &mut TestBed) -> (Process, Endpoint) {
     let (process, endpoint) = listening(bed).await;
     endpoint.is_ready(true).await;
     (process, endpoint)
 }
 
-async fn ends(process: Process) {
+pub async fn ends(process: Process) {
     process.signal("TERM").await;
     assert_eq!(process.end().await.code(), Some(0));
 }

@@ -187,5 +187,5 @@ async fn a_command_that_runs_once_ends_at_once_on_either_signal() {
     drop(lock);
     bed.blocked(0).await;
     assert_eq!(bed.processed().await, 1, "what was not committed is undone");
-    bed.finish().await;
+    bed.remove().await;
 }

@@ -1,5 +1,6 @@
 //! How many messages a worker has in hand.
 
+use crate::http::{ends, ready};
 use crate::support::{Order, TestBed, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,5 +78,28 @@ async fn a_window_that_grows_gives_nothing_back() {
     .await;
     service.stop().await;
     assert_eq!(bed.processed().await, 1_000);
+    bed.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn originals_that_wait_for_a_copy_are_bounded_however_many_come() {
+    const MESSAGES: u32 = 25_000;
+    let mut bed = TestBed::new().await;
+    bed.set("consume.workers", "1");
+    bed.set("consume.prefetch", "2000");
+    bed.set("amqp.declare", "false");
+    let (process, endpoint) = ready(&mut bed).await;
+    bed.broker.delete(&bed.broker.failure_queue()).await;
+    bed.broker.publish_all(Order::EVENT, (0..MESSAGES).map(|n| format!("no event {n}"))).await;
+    let held = async || endpoint.metric(r#"stock_service_held{cause="copy"}"#).await;
+    let taken = async || f64::from(MESSAGES - bed.broker.depth(&bed.broker.queue()).await);
+    eventually("it holds what it has, and gets no more", async || taken().await > 0.0 && held().await == taken().await)
+        .await;
+    let held = held().await;
+    assert!((8_000.0..=12_000.0).contains(&held), "{held}: 10,000 and a window, at most");
+    bed.declare().await;
+    bed.broker.has(&bed.broker.failure_queue(), MESSAGES).await;
+    ends(process).await;
+    bed.broker.take(&bed.broker.failure_queue()).await;
     bed.finish().await;
 }
