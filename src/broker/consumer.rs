@@ -37,7 +37,8 @@ const MAX_LINES: usize = 10_000;
 /// times of 30 in 3,000 simulated runs; if the window grew fourfold, 21 times.
 const GROWTH: u16 = 2;
 
-/// The most originals that may wait for a copy before the window is not opened anew for others. Bounds the memory.
+/// The most originals that may wait for a copy when a window that is opened anew for others is full of such, too. Bounds
+/// the memory: what else the channel has delivered is at most a window.
 const MAX_HELD: usize = 10_000;
 
 /// A delivery: what it means to us, and everything that it takes to settle it.
@@ -216,7 +217,9 @@ impl Subscription {
     /// The broker's.
     pub async fn adjust_window(&mut self, settled: bool, held: usize) -> anyhow::Result<()> {
         self.held = self.held.min(held);
-        let used_up = held - self.held >= usize::from(self.window).div_ceil(2) && held < MAX_HELD;
+        let window = usize::from(self.window);
+        // As long as something is waiting here, none is missed.
+        let used_up = self.waiting.is_empty() && held - self.held >= window.div_ceil(2) && held + window <= MAX_HELD;
         let grows = settled && !self.is_wide();
         if !grows && !used_up && !self.paused {
             return Ok(());
