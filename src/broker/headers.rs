@@ -105,9 +105,10 @@ impl Original {
 
 fn decimal(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
-    // Nineteen digits and more are a huge number, not no number.
     let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
-    is_number.then(|| std::str::from_utf8(text).ok()?.parse().ok().or(Some(i64::MAX)))?
+    // More digits than an i64 has are a huge number, not no number.
+    let huge = if digits.len() < text.len() { i64::MIN } else { i64::MAX };
+    is_number.then(|| std::str::from_utf8(text).ok()?.parse().ok().or(Some(huge)))?
 }
 
 /// What a copy says that its original did not.
@@ -319,6 +320,7 @@ mod tests {
         assert_eq!(with_headers(&[(RETRY_COUNT, AMQPValue::LongLongInt(-7))]).retries(), Ok(0));
         assert_eq!(with_headers(&[(RETRY_COUNT, AMQPValue::LongLongInt(i64::MAX))]).retries(), Ok(u32::MAX));
         assert_eq!(with_headers(&[(RETRY_COUNT, text("99999999999999999999"))]).retries(), Ok(u32::MAX));
+        assert_eq!(with_headers(&[(RETRY_COUNT, text("-99999999999999999999"))]).retries(), Ok(0));
     }
 
     #[test]

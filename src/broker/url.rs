@@ -19,6 +19,10 @@ pub(super) const TLS: Names = Names {
     without: "use the port of its TLS listener (5671) in AMQP_URL (amqp.url), or amqp:// in a network that you trust",
 };
 
+/// The largest frame in bytes, unless the broker allows less: what RabbitMQ allows by default. lapin makes two buffers of
+/// 32 frames for a connection; with a broker that has no limit (0) these would be 137 GB each.
+const FRAME_MAX: u32 = 131_072;
+
 /// Where the broker is: a URL whose password never shows.
 #[derive(Clone)]
 pub struct AmqpUrl {
@@ -142,7 +146,11 @@ impl FromStr for AmqpUrl {
                 port: url.port().unwrap_or(port),
             },
             vhost,
-            query: AMQPQueryString { heartbeat: Some(heartbeat), ..AMQPQueryString::default() },
+            query: AMQPQueryString {
+                heartbeat: Some(heartbeat),
+                frame_max: Some(FRAME_MAX),
+                ..AMQPQueryString::default()
+            },
         };
         Ok(Self { uri, url, connect_timeout, tls })
     }
@@ -203,6 +211,12 @@ mod tests {
             let error = text.parse::<AmqpUrl>().unwrap_err();
             assert!(!error.contains("S3CR3T"), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn frames_have_a_limit_whatever_the_broker_allows() {
+        let url: AmqpUrl = "amqp://user:password@broker".parse().unwrap();
+        assert_eq!(url.uri.query.frame_max, Some(131_072));
     }
 
     #[test]

@@ -39,7 +39,8 @@ pub(super) fn whole<T: FromStr + PartialOrd + Copy + fmt::Display>(
     most: T,
 ) -> impl Fn(&str) -> Result<T, String> {
     move |text| match text.parse() {
-        Ok(number) if (least..=most).contains(&number) && text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
+        // As TOML has it: no sign, no leading zero.
+        Ok(number) if (least..=most).contains(&number) && number.to_string() == text => Ok(number),
         _ => Err(format!("must be a whole number from {least} to {most}")),
     }
 }
@@ -94,6 +95,15 @@ pub fn mask(url: &url::Url, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_whole_number_has_one_spelling() {
+        assert_eq!(whole(0, 100)("0"), Ok(0));
+        assert_eq!(whole(0, 100)("100"), Ok(100));
+        for text in ["", "101", "-1", "+3", "03", "00", "3.0", " 3", "three"] {
+            assert!(whole(0, 100)(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_duration_has_one_spelling() {

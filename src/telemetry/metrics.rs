@@ -227,7 +227,11 @@ impl Metrics {
         registry.register("deliveries", help, deliveries.clone());
 
         let failures = filled(Family::default(), Reason::ALL.map(|reason| ReasonLabels { reason: reason.as_str() }));
-        registry.register("failures", "Messages parked in the failure queue, by reason", failures.clone());
+        registry.register(
+            "failures",
+            "Messages that were to be parked in the failure queue, by reason",
+            failures.clone(),
+        );
 
         let held = filled(Family::default(), Hold::ALL.iter().map(|cause| HoldLabels { cause: *cause }));
         registry.register("held", "Messages that are held until a fault is over, by its cause", held.clone());
