@@ -79,13 +79,16 @@ async fn channels(servers: &Servers, purpose: &str) -> Vec<u32> {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_are_closed_again_and_again_lose_nothing_and_leak_nothing() {
     const ROUNDS: usize = 20;
+    /// KiB of buffers that lapin has for the two connections. Of the first ones only what they use is resident; later ones come
+    /// from memory that was freed, and are resident as a whole.
+    const BUFFERS: u64 = 2 * 8 * 1024;
 
     let servers = Servers::start_rabbitmq().await;
     let mut bed = servers.bed().await;
     bed.set("consume.workers", "2");
     bed.set("consume.prefetch", "50");
     bed.set_ladder(1, 50);
-    // lapin has 8 MiB of buffers a connection. Freed, they stay with the arena they came from; which one is chance.
+    // Freed buffers stay with the arena they came from; which one is chance.
     bed.set_variable("MALLOC_ARENA_MAX", "1");
     fail_666(&bed).await;
     let mut service = bed.spawn(&["consume"]);
@@ -128,7 +131,7 @@ async fn connections_that_are_closed_again_and_again_lose_nothing_and_leak_nothi
     // Each of the closes, ten at least, would have left one. The pool may have three more in use, and the runtime that
     // async-compat makes once, when a connection ends, takes another four.
     eventually("no more descriptors than before", async || service.descriptors() <= descriptors + 8).await;
-    assert!(service.memory() < memory * 6 / 5, "{memory} KiB of memory before, {} after", service.memory());
+    assert!(service.memory() < (memory + BUFFERS) * 6 / 5, "{memory} KiB of memory before, {} after", service.memory());
     assert!(service.is_running());
     let log = servers.rabbitmq_log();
     assert!(!log.contains("unknown delivery tag"), "{log}");
